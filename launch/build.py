@@ -72,6 +72,10 @@ class SqlSide(AbstractContextManager["SqlSide"]):
             distributed.from_first(partial(generate, self.root, config.data.demo))
         self.executor = Executor(config.executor, shared_cache())
         self.prompts = Prompts(config.prompt, config.env)
+        # What accuracy is measured in: one turn, or the tool-calling episode.
+        is_agentic = config.evaluation.episode == "agentic"
+        self.evaluation_prompt = self.prompts.training if is_agentic else self.prompts.single_turn
+        self.evaluation_turns = max_replies(config.env) if is_agentic else 1
         self.reward = build_reward(config.reward, self.executor, config.env.compared)
         self._environment = partial(
             build_environment,
@@ -111,16 +115,11 @@ class SqlSide(AbstractContextManager["SqlSide"]):
     def evaluation_environment(self) -> BaseEnvironment:
         """Build the environment of `evaluation.episode`: one turn, or the tool-calling episode."""
         env = self.config.env.model_copy(update={"wrapping": self.config.answer_wrapping})
-        if self.config.evaluation.episode != "agentic":
-            own = {name: getattr(env, name) for name in AnswerConfig.model_fields}
-            env = SingleTurnConfig(**own)
+        if self.evaluation_turns == 1:
+            env = SingleTurnConfig(
+                **{name: getattr(env, name) for name in AnswerConfig.model_fields}
+            )
         return self._environment(env, first_prompt=self.evaluation_prompt)
-
-    @property
-    def evaluation_turns(self) -> int:
-        """Return the most replies of an episode that accuracy is measured in."""
-        env = self.config.env
-        return max_replies(env) if self.config.evaluation.episode == "agentic" else 1
 
     def task(
         self,
@@ -160,12 +159,6 @@ class SqlSide(AbstractContextManager["SqlSide"]):
         """Write down a final episode of an evaluation, and what training would pay for it."""
         return self.record(episode), self.reward(episode)
 
-    def evaluation_prompt(self, example: Example) -> Observation:
-        """Put a question as `evaluation_environment` does."""
-        is_agentic = self.config.evaluation.episode == "agentic"
-        prompts = self.prompts
-        return (prompts.training if is_agentic else prompts.single_turn)(example)
-
     def training_prompt(self, example: Example, tokenizer: ChatTokenizer | None) -> Observation:
         """Put a question so that the prompt fits `sampler.max_prompt_tokens`, if it can be made to.
 
@@ -194,14 +187,13 @@ class SqlSide(AbstractContextManager["SqlSide"]):
     def check_training_prompts(self, train: Sequence[Example], tokenizer: ChatTokenizer) -> None:
         """Raise a `UserError` if no training prompt fits."""
         prompts = (self.training_prompt(example, tokenizer) for example in train)
-        limit = self.config.sampler.max_prompt_tokens
-        _check_prompts("training", prompts, tokenizer, key="sampler", limit=limit)
+        _check_prompts("sampler", self.config.sampler, prompts, tokenizer)
 
     def check_test_prompts(self, test: Sequence[Example], tokenizer: ChatTokenizer) -> None:
         """Raise a `UserError` if no prompt of an evaluation fits; one that does not is counted."""
-        key = "sampler" if self.config.evaluation.max_prompt_tokens is None else "evaluation"
-        limit = self.config.evaluation_sampler.max_prompt_tokens
-        _check_prompts("test", map(self.evaluation_prompt, test), tokenizer, key=key, limit=limit)
+        section = "sampler" if self.config.evaluation.max_prompt_tokens is None else "evaluation"
+        prompts = map(self.evaluation_prompt, test)
+        _check_prompts(section, self.config.evaluation_sampler, prompts, tokenizer)
 
     def describe(self, episode: Episode) -> Mapping[str, float]:
         """Say what a final episode adds to the metrics."""
@@ -224,12 +216,11 @@ class SqlSide(AbstractContextManager["SqlSide"]):
 
 
 def _check_prompts(
-    kind: str, prompts: Iterable[Observation], tokenizer: ChatTokenizer, *, key: str, limit: int
+    section: str, limits: SamplerConfig, prompts: Iterable[Observation], tokenizer: ChatTokenizer
 ) -> None:
+    limit = limits.max_prompt_tokens
     if all(len(tokenizer.encode_chat(prompt)) > limit for prompt in prompts):
-        raise UserError(
-            f"{key}.max_prompt_tokens: no {kind} prompt fits {limit} tokens; allow more"
-        )
+        raise UserError(f"{section}.max_prompt_tokens: no prompt fits {limit} tokens; allow more")
 
 
 def model_folder(sql: SqlSide, train: Sequence[Example]) -> Path:
