@@ -12,7 +12,6 @@ import logging
 import math
 from itertools import chain
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from launch import cli, options
@@ -79,7 +78,6 @@ def make_plan(
 
     The model is the name of a published shape; None for the job's own.
     """
-    started = perf_counter()
     # JAX takes seconds to import, and mistakes above need not wait for it.
     import jax
 
@@ -112,7 +110,6 @@ def make_plan(
         "room_bytes": devices.room if math.isfinite(devices.room) else None,
         "phases": {section: plan.model_dump() for section, plan in plans.items()},
         "servers": _servers(config, shape, memory_bytes, parameters, plans["train"]),
-        "plan_s": round(perf_counter() - started, 1),
     }
 
 
@@ -277,7 +274,6 @@ def _show(plan: dict[str, Any]) -> None:
         cli.output.print(f"Samplers: {plan['processes']}, each on {each}")
     for place, server in plan["servers"].items():
         cli.output.print(_server_line(place, server))
-    cli.output.print(f"This plan took {plan['plan_s']:.0f} s")
 
 
 def _server_line(place: str, server: dict[str, float]) -> str:

@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
 from typing import Any, Literal
 
 import jax
@@ -98,19 +97,14 @@ def parse_topology(text: str) -> Topology:
     """Read `v5p:4x4x4`, `v5e:4x4`, `h100x8`, or `cpux8` for pretended devices."""
     if match := _SLICE.fullmatch(text) or _NODES.fullmatch(text):
         topology = Topology(match[1], tuple(map(int, match[2].split("x"))))
-        if topology.kind in CHIPS and topology.name == text and _is_whole(topology):
+        is_known = topology.kind in CHIPS and topology.name == text and topology.size > 0
+        if is_known and topology.size % topology.host.size == 0:
             return topology
     gpus = ", ".join(name for name, chip in CHIPS.items() if chip.kind == "gpu")
     raise UserError(
         f"--topology {text}: unknown; write a TPU slice (v5e:4x4, v5p:4x4x4, v6e:8x8), up to "
         f"{_NODE} GPUs of a node, or whole nodes (a100x8, h200x16); GPUs are {gpus}"
     )
-
-
-def _is_whole(topology: Topology) -> bool:
-    # Of GPUs there are those of one node, or whole nodes.
-    size = topology.size
-    return size > 0 and (topology.chip.kind != "gpu" or size <= _NODE or size % _NODE == 0)
 
 
 def described_devices(topology: Topology) -> list[Any]:
@@ -194,13 +188,12 @@ def _cpu_devices(topology: Topology) -> list[Any]:
 @dataclass(frozen=True, slots=True)
 class Program:
     """What the compiler says of a program: bytes of one device, of outputs those that are not in
-    the memory of donated arguments; seconds; and its words where an empty device is too small.
+    the memory of donated arguments; and its words where an empty device is too small.
     """
 
     arguments: float
     outputs: float
     temporaries: float
-    seconds: float
     problem: str = ""
 
 
@@ -210,7 +203,7 @@ def compile_program(
     """Compile a program for its devices, with an effort to make it fast: JAX's `O0` to `O3`, and
     XLA's own options.
     """
-    started, before = perf_counter(), jax.config.values["jax_optimization_level"]
+    before = jax.config.values["jax_optimization_level"]
     # As an option of `compile` it is a number in JAX 0.10 and a name in 0.12.
     jax.config.update("jax_optimization_level", level)
     try:
@@ -222,7 +215,7 @@ def compile_program(
         problem = " ".join(str(error).split())
         if "RESOURCE_EXHAUSTED" not in problem:
             raise
-        return Program(0, 0, math.inf, perf_counter() - started, problem[:300])
+        return Program(0, 0, math.inf, problem[:300])
     finally:
         jax.config.update("jax_optimization_level", before)
     memory: Any = compiled.memory_analysis()
@@ -230,5 +223,4 @@ def compile_program(
         arguments=memory.argument_size_in_bytes,
         outputs=memory.output_size_in_bytes - memory.alias_size_in_bytes,
         temporaries=memory.temp_size_in_bytes + memory.generated_code_size_in_bytes,
-        seconds=perf_counter() - started,
     )

@@ -85,7 +85,6 @@ class Plan(BaseModel, frozen=True):
         generation_memory_bytes: While the native sampler works; empty where others sample.
         cache_gb: 10^9 bytes that the native sampler's cache may take.
         sampler_mesh: How it shares a process's devices; None where the job has no mesh.
-        compile_s: Seconds that each program took to compile.
     """
 
     micro_batch_tokens: PositiveInt
@@ -93,7 +92,6 @@ class Plan(BaseModel, frozen=True):
     generation_memory_bytes: Memory = {}
     cache_gb: float | None = None
     sampler_mesh: dict[str, int] | None = None
-    compile_s: dict[str, float] = {}
 
     @property
     def largest(self) -> Memory:
@@ -202,7 +200,6 @@ class Phase:
         plan = Plan(
             micro_batch_tokens=tokens,
             update_memory_bytes=needed(tokens),
-            compile_s={name: round(one.seconds, 1) for name, one in self._programs.items()},
             **sampler,
         )
         # Of larger micro-batches, which need not fit, the compiler says nothing.

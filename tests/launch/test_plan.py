@@ -71,7 +71,7 @@ def uncompiled(monkeypatch):
             batch = next((one for one in lowered.in_avals[0] if hasattr(one, "ids_XT")), None)
             tokens = 0 if batch is None else batch.ids_XT.size
             given = sum(one.size * one.dtype.itemsize for one in jax.tree.leaves(lowered.in_avals))
-            return compilers.Program(given, 0.0, token_bytes * tokens, 0.0)
+            return compilers.Program(given, 0.0, token_bytes * tokens)
 
         monkeypatch.setattr(planner, "compile_program", described)
 
@@ -89,7 +89,6 @@ def test_a_plan_says_what_there_is_to_know(made):
     # The demo's own; `auto` would be two of the eight groups on each of four devices.
     assert train["micro_batch_tokens"] == 2048
     assert memory["gradient"] == memory["weights"]
-    assert {"fill", "decode", "gradient of 2048 tokens", "apply"} <= set(train["compile_s"])
     assert (found["processes"], train["sampler_mesh"]) == (1, {"data": 4, "fsdp": 1, "tensor": 1})
     assert any("gradient" in status for status in said)
     # The demo's warm start has the same weights and optimizer, no sampler and no reference.
@@ -113,7 +112,6 @@ def test_a_plan_shows_a_warm_start_and_a_sampler_where_there_is_one(made, capsys
     found = make("cpux1", *SERVERS, "warm_start=null")
     [train] = found["phases"].values()
     assert (train["generation_memory_bytes"], train["sampler_mesh"]) == ({}, None)
-    assert set(train["compile_s"]) == {"gradient of 2048 tokens", "apply"}
     plan._show(found)
     said = capsys.readouterr().out
     assert not any(phase in said for phase in ("warm", "Samplers"))
