@@ -23,38 +23,27 @@ from jax.stages import Lowered
 from minirl.exchange import UserError
 
 _GIB = 2**30
-# Texts for XLA's CUDA compiler.
+# What XLA's CUDA compiler wants to know.
 _GPUS = yaml.safe_load((Path(__file__).parent / "gpus.yaml").read_text())
 
 
 @dataclass(frozen=True, slots=True)
 class Chip:
     """One accelerator, of so much memory as its compiler or driver reports; `cpu` is a pretended
-    one without a limit. A GPU has its name to the CUDA compiler, its peak bandwidth, its
-    architecture and its NVLinks.
+    one without a limit.
     """
 
     kind: Literal["tpu", "gpu", "cpu"]
     memory_bytes: float
-    name: str = ""
-    memory_bytes_s: float = 0.0
-    architecture: str = ""
-    links: int = 0
 
 
 CHIPS = {
     "v5e": Chip("tpu", 15.75 * _GIB),
     "v5p": Chip("tpu", 95.74 * _GIB),
     "v6e": Chip("tpu", 31.25 * _GIB),
-    "a100": Chip("gpu", 85_100_068_864, "NVIDIA A100-SXM4-80GB", 2039e9, "ampere", links=12),
-    "a100-40": Chip("gpu", 42_331_013_120, "NVIDIA A100-SXM4-40GB", 1555e9, "ampere", links=12),
-    "a800": Chip("gpu", 85_100_068_864, "NVIDIA A800-SXM4-80GB", 2039e9, "ampere", links=8),
-    "h100": Chip("gpu", 84_942_979_072, "NVIDIA H100 80GB HBM3", 3352e9, "hopper", links=18),
-    "h200": Chip("gpu", 150_109_945_856, "NVIDIA H200", 4800e9, "hopper", links=18),
+    **{name: Chip("gpu", one["memory"]) for name, one in _GPUS["chips"].items()},
     "cpu": Chip("cpu", math.inf),
 }
-"""GPUs are the SXM ones, bandwidths those of NVIDIA's data sheets; an A800 is an A100 of fewer
-links."""
 
 # Devices of a process: GPUs of a node, TPU chips of a host along each axis.
 _NODE = 8
@@ -131,14 +120,8 @@ def _gpu_devices(topology: Topology) -> list[Any]:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     from jax.experimental import topologies
 
-    chip = topology.chip
-    described = _GPUS["description"].format(
-        architecture=_GPUS[chip.architecture],
-        name=chip.name,
-        memory=chip.memory_bytes,
-        speed=chip.memory_bytes_s,
-        links=chip.links,
-    )
+    chip = _GPUS["chips"][topology.kind]
+    described = _GPUS["description"].format(**{**chip, "architecture": _GPUS[chip["architecture"]]})
     nodes, each = max(topology.size // _NODE, 1), min(topology.size, _NODE)
     description = topologies.get_topology_desc(
         platform="cuda", target_config=described, topology=f"1x{nodes}x{each}"
