@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
+from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
@@ -40,6 +41,7 @@ _TREE, _OPTIMIZER, _RAW, _FACTS = "tree", "optimizer", "raw", "facts"
 # Newest checkpoints that are kept.
 _KEPT = 2
 _ASIDE = "-replaced"
+_SCORE = itemgetter("score")
 Tree = Any
 _Kind = TypeVar("_Kind")
 
@@ -60,9 +62,9 @@ class Checkpoints:
             self._folder.mkdir(parents=True, exist_ok=True)
         distributed.from_first(self._settle)
         policies = ocp.checkpoint_managers
-        best = policies.BestN(get_metric_fn=_score, n=1, keep_checkpoints_without_metrics=False)
+        best = policies.BestN(get_metric_fn=_SCORE, n=1, keep_checkpoints_without_metrics=False)
         options = ocp.CheckpointManagerOptions(
-            best_fn=_score,
+            best_fn=_SCORE,
             preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(_KEPT), best]),
             enable_async_checkpointing=True,
             # What a kill inside a save left, up to all of a state, of a step that none may save
@@ -124,7 +126,7 @@ class Checkpoints:
 
     def best_step(self) -> int | None:
         """Return the step of the best checkpoint, or of the newest where none has a score."""
-        return _best_or_newest(self._manager)
+        return self._manager.best_step() or self._manager.latest_step()
 
     def restore_newest(self, like: Tree, kind: type[_Kind]) -> tuple[Tree, _Kind]:
         """Read the newest checkpoint as a tree like this one, and facts of this kind.
@@ -177,10 +179,6 @@ class Checkpoints:
             self._manager.close()
 
 
-def _score(metrics: Mapping[str, float]) -> float:
-    return metrics["score"]
-
-
 def given_up(tree: Tree) -> Tree:
     """Delete arrays, of which others may hold references, and return their shapes and shardings."""
 
@@ -194,13 +192,9 @@ def given_up(tree: Tree) -> Tree:
 
 def best_step(folder: Path) -> int | None:
     """Return the step that `Checkpoints.best_step` does for a folder, which is left as it is."""
-    options = ocp.CheckpointManagerOptions(best_fn=_score, read_only=True)
+    options = ocp.CheckpointManagerOptions(best_fn=_SCORE, read_only=True)
     with _open(folder.absolute(), options=options) as manager:
-        return _best_or_newest(manager)
-
-
-def _best_or_newest(manager: ocp.CheckpointManager) -> int | None:
-    return manager.best_step() or manager.latest_step()
+        return manager.best_step() or manager.latest_step()
 
 
 def read_raw_params(where: Path, like: Tree) -> Tree:
