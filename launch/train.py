@@ -16,7 +16,7 @@ from typing import Literal
 
 from launch import cli, options
 from launch.build import SqlSide
-from launch.config import SPLITS, JobConfig, Split, dump, load_config
+from launch.config import JobConfig, Split, dump, load_config
 from launch.data import preflight
 from launch.data.prompts import measure, read_tokenizer, show_prompt
 from launch.files import RESULT, check_place, check_settings
@@ -53,6 +53,7 @@ def main(
     """
     config = _limited(load_config(cfg, overrides), cfg, overrides, limit)
     if show_prompt:
+        preflight.check_inputs(config)
         cli.use_accelerator(accel)
         _show_prompt(config)
         return
@@ -106,9 +107,6 @@ def _limited(config: JobConfig, cfg: str, settings: Sequence[str], limit: int | 
 
 def _show_prompt(config: JobConfig) -> None:
     """Print a training prompt; a tiny model that is not made yet has no tokenizer."""
-    for split in SPLITS:
-        preflight.check_data(config, split)
-    preflight.check_model(config)
     # Of all questions one is enough.
     one = config.data.train.model_copy(update={"total": 1})
     data = config.data.model_copy(update={"train": one, "held_out": config.data.held_out and 1})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -138,26 +139,23 @@ def choose_answers(
             query = spelled(query, sql.prompts.schema(example))
         return TaughtAnswer(example, query)
 
-    limit, seed = warm.examples, config.seed
+    choose = partial(sample, limit=warm.examples, seed=config.seed, purpose="warm start")
     if warm.answers == "gold":
-        taught = sample(train, limit, seed=seed, purpose="warm start")
-        answers = [gold(example) for example in taught]
-    else:
-        screened = sample(own, limit, seed=seed, purpose="warm start")
-        takes_gold = warm.answers == "own_or_gold"
-        form = ReplyFormat.of(config)
-        answers = [
-            answer
-            for one in screened
-            for answer in own_of(train[one.number], one, form)
-            or ([gold(train[one.number])] if takes_gold else [])
-        ]
-        _log.info(
-            "warm start: %d own right answers to %d of %d questions%s",
-            sum(len(one.answers) for one in screened),
-            sum(bool(one.answers) for one in screened), len(screened),
-            ", gold queries to the others" if takes_gold else "",
-        )  # fmt: skip
+        return [gold(example) for example in choose(train)]
+    screened, form = choose(own), ReplyFormat.of(config)
+    takes_gold = warm.answers == "own_or_gold"
+    answers = [
+        answer
+        for one in screened
+        for answer in own_of(train[one.number], one, form)
+        or ([gold(train[one.number])] if takes_gold else [])
+    ]
+    _log.info(
+        "warm start: %d own right answers to %d of %d questions%s",
+        sum(len(one.answers) for one in screened),
+        sum(bool(one.answers) for one in screened), len(screened),
+        ", gold queries to the others" if takes_gold else "",
+    )  # fmt: skip
     if not answers:
         raise UserError(
             "warm_start.answers=own: no answer of the screening is right; use own_or_gold or gold"
