@@ -348,9 +348,8 @@ def _validated(raw: Any) -> tuple[JobConfig | None, str]:
 
 
 def dump(config: JobConfig) -> str:
-    """Write a resolved config as YAML that `load_config` reads back; its head says who samples."""
-    settings = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, width=100)
-    return f"# Rollouts: {config.rollout}\n{settings}"
+    """Write a resolved config as YAML that `load_config` reads back."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, width=100)
 
 
 def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
