@@ -13,7 +13,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 from minirl.exchange import UserError
@@ -27,37 +27,24 @@ class StepRecord(BaseModel):
     step: int
 
 
-class StepMetrics(StepRecord):
-    """A line of `metrics.jsonl`; null stands for what JSON has no number for."""
-
-    model_config = ConfigDict(extra="allow")
-    # pydantic checks the other fields against this.
-    __pydantic_extra__: dict[str, float | None]  # ty: ignore[incompatible-mutable-override]
-
-
 _ADVICE = "fix or delete that line, or set run.dir to another folder"
 
 
 class JsonLines:
     """A file of JSON lines, each with the step it belongs to, made with the first one.
 
-    Lines after `resume_step`, left by a run that was killed, are removed; `kind` is what each has
-    to be, or else a `UserError` names it.
+    Lines after `resume_step`, left by a run that was killed, are removed; a `UserError` names one
+    without a step.
     """
 
-    def __init__(
-        self, path: Path, *, resume_step: int, kind: type[StepRecord] = StepRecord
-    ) -> None:
-        self._path, self.kept = path, list[StepRecord]()
-        self._is_writer = distributed.is_first()
+    def __init__(self, path: Path, *, resume_step: int) -> None:
+        self._path, self._is_writer = path, distributed.is_first()
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists():
-            lines = read_lines(path, kind, advice=_ADVICE)
-            kept = [(text, line) for text, line in lines if line.step <= resume_step]
-            self.kept = [line for _, line in kept]
-            if self._is_writer:
-                with whole_file(path) as file:
-                    file.writelines(text.decode() for text, _ in kept)
+        if self._is_writer and path.exists():
+            lines = read_lines(path, StepRecord, advice=_ADVICE)
+            kept = [text.decode() for text, line in lines if line.step <= resume_step]
+            with whole_file(path) as file:
+                file.writelines(kept)
 
     def write(self, step: int, record: Mapping[str, Any]) -> None:
         """Append one record; of several processes the first does."""
@@ -82,8 +69,12 @@ class Metrics:
 
     def __init__(self, folder: Path, *, resume_step: int) -> None:
         path = folder / "metrics.jsonl"
-        self._lines = JsonLines(path, resume_step=resume_step, kind=StepMetrics)
-        self.steps: list[Mapping[str, Any]] = [line.model_dump() for line in self._lines.kept]
+        self._lines = JsonLines(path, resume_step=resume_step)
+        kind, lines = dict[str, float | None], []  # null stands for what JSON has no number for
+        if path.exists():
+            lines = [line for _, line in read_lines(path, kind, advice=_ADVICE)]
+        # Another process may not have removed the later ones yet.
+        self.steps: list[Mapping[str, Any]] = [one for one in lines if one["step"] <= resume_step]
         if (self.steps[-1]["step"] if self.steps else 0) != resume_step:
             raise UserError(
                 f"{path}: the numbers of step {resume_step} are not there, and the checkpoints "
