@@ -9,14 +9,14 @@ elsewhere give --coordinator, --processes and --process.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
 from launch import cli, options
 from launch.build import SqlSide
-from launch.config import JobConfig, Split, dump, load_config
+from launch.config import JobConfig, dump, load_config
 from launch.data import preflight
 from launch.data.prompts import measure, read_tokenizer, show_prompt
 from launch.files import RESULT, check_place, check_settings
@@ -132,38 +132,30 @@ def describe_run(config: JobConfig, accelerator: str) -> dict[str, str]:
     if config.model.path is not None:
         check_files(config.model.path)
         tokenizer = read_tokenizer(config, config.model.path)
+    course, warm = config.train, config.warm_start
     with TemporaryDirectory() as scratch, SqlSide(config, Path(scratch)) as sql:
         loaded = preflight.check_questions(config, sql.root)
         train = loaded["train"].examples
         sql.prompts.describe(loaded["train"].descriptions)
+        found = {split: len(data.examples) for split, data in loaded.items()}
+        asked = {split: min(n, config.evaluation.of(split) or n) for split, n in found.items()}
+        screened = "" if config.data.train.pass_rate is None else ", before the screening"
         first, limit = sql.prompts.training(train[0]), config.sampler.max_prompt_tokens
-        memory = str(plan_phase(config, "train"))
-        if config.warm_start is not None:
+        memory, before = str(plan_phase(config, "train")), ""
+        if warm is not None:
             memory += f"; for the warm start {plan_early(config, sql, train)}"
+            before = f"after {f'{warm.steps:,}' if warm.steps else 'one pass'} of the warm start, "
         return {
-            **_course(config, {split: len(data.examples) for split, data in loaded.items()}),
+            "questions": f"{found['train']:,} to learn from, {asked['validation']:,} of "
+            f"{found['validation']:,} to choose checkpoints by, {asked['test']:,} of "
+            f"{found['test']:,} to test on",
+            "passes": preflight.describe_passes(config, found["train"]) + screened,
+            "steps": f"{before}{course.all_steps:,} of {course.prompts_per_step} prompts x "
+            f"{course.group_size} answers",
             "sampler": preflight.describe_sampler(config, accelerator),
             "memory": memory,
             "prompt": f"{measure(first, tokenizer, limit=limit)[1]} (--show-prompt prints it)",
         }
-
-
-def _course(config: JobConfig, found: Mapping[Split, int]) -> dict[str, str]:
-    train, limits = config.train, config.evaluation
-    validation = min(found["validation"], limits.validation_questions or found["validation"])
-    test = min(found["test"], limits.questions or found["test"])
-    screened = "" if config.data.train.pass_rate is None else ", before the screening"
-    warm = ""
-    if config.warm_start:
-        steps = config.warm_start.steps
-        warm = f"after {f'{steps:,}' if steps else 'one pass'} of the warm start, "
-    return {
-        "questions": f"{found['train']:,} to learn from, {validation:,} of {found['validation']:,} "
-        f"to choose checkpoints by, {test:,} of {found['test']:,} to test on",
-        "passes": preflight.describe_passes(config, found["train"]) + screened,
-        "steps": f"{warm}{train.all_steps:,} of {train.prompts_per_step} prompts x "
-        f"{train.group_size} answers",
-    }
 
 
 if __name__ == "__main__":
