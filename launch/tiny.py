@@ -87,13 +87,12 @@ def make_tiny(
     """
     tokenizer = train_tokenizer(texts, vocab_size=shape.vocab_size, marks=marks)
     stop_ids = [tokenizer.token_to_id(token) for token in ("<|im_end|>", "<|endoftext|>")]
-    config = _shape_keys(shape)
-    config |= {
+    config = _shape_keys(shape) | {
         "max_position_embeddings": 32_768,
         "bos_token_id": stop_ids[1],
         "eos_token_id": stop_ids[0],
     }
-    model = huggingface.init(parse_config(config, where="TinyConfig"), seed)
+    model = huggingface.init(tiny_shape(shape), seed)
     with tempfile.TemporaryDirectory() as parts:
         source = Path(parts)
         tokenizer.save(str(source / "tokenizer.json"))
