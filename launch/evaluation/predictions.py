@@ -75,8 +75,8 @@ class FileSource(Source):
 @dataclass(frozen=True, slots=True)
 class _Prediction:
     """The queries for one question, one or several samples, and what their line says of the
-    question; `place` is the line as messages name it, such as `file.sql:12`, and `ids` the fields
-    and the values that name the question.
+    question; `place` is the line as messages name it, such as `file.sql:12`, `ids` the fields and
+    the values that name the question, and `others` fields that might, with values.
     """
 
     place: str
@@ -84,6 +84,7 @@ class _Prediction:
     ids: Mapping[str, str] = field(default_factory=dict)
     db_id: str | None = None
     question: str | None = None
+    others: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_samples(
@@ -131,24 +132,30 @@ _Pairs = list[tuple[Example, _Prediction]]
 
 def _paired(path: Path, examples: Sequence[Example], asked: Sequence[Example]) -> _Pairs:
     predictions = _predictions(path)
-    by = "id" if any(one.ids for one in predictions) else "order"
-    pairs = (
-        _by_id(predictions, examples)
-        if by == "id"
-        else _by_order(path, predictions, examples, asked)
-    )
-    _log.info("%s: matched with the questions by %s", path, by)
+    by, why = "id", "its id is that of"
+    if any(one.ids for one in predictions):
+        pairs = _by_id(predictions, examples)
+    else:
+        pairs = _by_order(path, predictions, examples, asked)
+        by, why = "order", "in the order of --data comes"
     # Where no text is known, it is written otherwise, which says nothing.
     texts = {example.question for example, _ in pairs}
     has_texts = any(one.question in texts for _, one in pairs)
+    for name in _like_ids(predictions) if by == "order" else ():
+        if name != "question" or not has_texts:
+            _log.warning(
+                "%s: %s looks like an id, and is none that is known (%s): the order decides",
+                path, name, ", ".join(_ID_FIELDS),
+            )  # fmt: skip
+    _log.info("%s: matched with the questions by %s", path, by)
     for example, one in pairs:
         other = "" if one.db_id in (None, example.db_id) else f"database {one.db_id}"
         if not other and has_texts and one.question not in (None, example.question):
             other = f"the question {one.question!r:.60}"
         if other:
             raise UserError(
-                f"{one.place}: is for {other}, but by {by} for {example.id} on {example.db_id}; "
-                "check --data"
+                f"{one.place}: is for {other}, but {why} {example.id} on {example.db_id}; check "
+                f"--data, and how the file is matched, by {by}"
             )
     return pairs
 
@@ -158,6 +165,16 @@ _QUERY_FIELDS = dict.fromkeys(("samples", "pred_sqls", "pred", "sql"))
 _ID_FIELDS = ("id", "question_id", "qid", "instance_id", "idx")
 """Where a record may name its question. `idx` is the place among the questions of --data, from 0;
 the others are ids of ours or of the data set."""
+_LIKE_IDS = re.compile(
+    r"question|(?i:(.*[\W_])?([qu]?id|idx|index|key|uuid|no|nr|num|number))|.*[a-z](Id|ID|Idx|Index)"
+)
+
+
+def _like_ids(predictions: Sequence[_Prediction]) -> list[str]:
+    """List the fields that have the name of an id, and another value in each record."""
+    first = predictions[0].others if len(predictions) > 1 else {}
+    values = {name: {str(one.others.get(name)) for one in predictions} for name in first}
+    return [name for name, found in values.items() if len(found) == len(predictions)]
 
 
 def _by_id(predictions: Sequence[_Prediction], examples: Sequence[Example]) -> _Pairs:
@@ -276,7 +293,8 @@ def _record(place: str, record: Any) -> _Prediction:
         None if record.get(key) is None else str(record[key]).strip()
         for key in ("db_id", "question")
     )
-    return _Prediction(place, tuple(map(_query, queries)), ids, db_id, question)
+    others = {} if ids else {name: record[name] for name in record if _LIKE_IDS.fullmatch(name)}
+    return _Prediction(place, tuple(map(_query, queries)), ids, db_id, question, others)
 
 
 def _parsed(text: str) -> Any:

@@ -103,6 +103,7 @@ def test_it_is_said_by_what_records_are_matched(numbered, tmp_path, caplog, case
     with caplog.at_level("INFO"):
         assert read_samples(path, examples, GREEDY, asked=examples) == [(g,) for g in GOLDS]
     assert case["told"] in caplog.text
+    assert ("looks like" in caplog.text) == ("looks like" in case["told"])
 
 
 def test_an_id_that_two_questions_share_names_none(numbered, tmp_path):
