@@ -74,7 +74,9 @@ class Metrics:
         if path.exists():
             lines = [line for _, line in read_lines(path, kind, advice=_ADVICE)]
         # Another process may not have removed the later ones yet.
-        self.steps: list[Mapping[str, Any]] = [one for one in lines if one["step"] <= resume_step]
+        self.steps: list[Mapping[str, Any]] = [
+            one for one in lines if (one["step"] or 0) <= resume_step
+        ]
         if (self.steps[-1]["step"] if self.steps else 0) != resume_step:
             raise UserError(
                 f"{path}: the numbers of step {resume_step} are not there, and the checkpoints "
