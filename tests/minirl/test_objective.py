@@ -68,10 +68,15 @@ def test_clipped_objective(case):
     logp_BT, old_logp_BT = jnp.log(jnp.array([case["new"]])), jnp.log(jnp.array([case["old"]]))
     is_action_BT = jnp.ones((1, 4), bool)
     advantage_BT = jnp.full((1, 4), case["advantage"])
-    settings = {"clip_low": case["clip"], "clip_high": case["clip"]}
+    settings = {"clip_low": case["clip"], "clip_high": case.get("clip_high", case["clip"])}
     ratio_BT = losses.probability_ratio(logp_BT, old_logp_BT, is_action_BT, level=case["level"])
     terms_BT, is_clipped_BT = losses.clipped_surrogate(ratio_BT, advantage_BT, **settings)
     np.testing.assert_allclose(terms_BT[0], case["terms"], rtol=1e-6)
+    if "clipped" in case:  # which is where no gradient flows
+        gradient_BT = jax.grad(
+            lambda ratio_BT: losses.clipped_surrogate(ratio_BT, advantage_BT, **settings)[0].sum()
+        )(ratio_BT)
+        assert is_clipped_BT[0].tolist() == (gradient_BT[0] == 0).tolist() == case["clipped"]
     for weight_BT in (is_action_BT / 4, jnp.array([[0.1, 0.2, 0.3, 0.4]])):
         loss, stats = loss_of(
             logp_BT, old_logp_BT, advantage_BT, is_action_BT, weight_BT,
@@ -100,21 +105,6 @@ def test_kl_estimators(estimator):
     np.testing.assert_allclose(kl_BT[0], case[estimator], atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("advantage", "clipped"), [(1.0, [0, 0, 0, 0, 0, 1, 1]), (-1.0, [1, 1, 0, 0, 0, 0, 0])]
-)
-def test_the_clipped_share_is_where_no_gradient_flows(advantage, clipped):
-    ratio_BT = jnp.array([[0.5, 0.79, 0.81, 1.0, 1.27, 1.29, 2.0]])
-    advantage_BT = jnp.full_like(ratio_BT, advantage)
-    bounds = {"clip_low": 0.2, "clip_high": 0.28}
-    gradient_BT = jax.grad(
-        lambda ratio_BT: losses.clipped_surrogate(ratio_BT, advantage_BT, **bounds)[0].sum()
-    )(ratio_BT)
-    _, is_clipped_BT = losses.clipped_surrogate(ratio_BT, advantage_BT, **bounds)
-    np.testing.assert_array_equal(is_clipped_BT[0], np.array(clipped, bool))
-    np.testing.assert_array_equal(gradient_BT == 0, is_clipped_BT)
-
-
 def row(is_action):
     is_action = np.array(is_action, bool)
     zeros = np.zeros(len(is_action), np.float32)
@@ -126,18 +116,14 @@ def fold(rows, rewards, algorithm, **numbers):
     return [np.asarray(values).tolist() for values in found]
 
 
-def expo_coefficients(form):
-    """Return the coefficients of one row: a prompt of one id, then the three tokens."""
+@pytest.mark.parametrize("form", ["own", "return_to_go"])
+def test_coefficients_of_expo(form):
+    # One row: a prompt of one id, then the three tokens.
     spans = SpanCredit(np.array([0.0, *EXPO["rewards"]]), np.array([False, True, True, True]))
     policy, reference = (np.log([1.0, *EXPO[name]]) for name in ("policy", "reference"))
     kl = losses.kl_divergence(policy, reference, estimator="k1")
     (found,) = fold([row([0, 1, 1, 1])], [[9.0]], Expo(token_credit=form), spans=[spans], kl=[kl])
-    return np.array(found)
-
-
-@pytest.mark.parametrize("form", ["own", "return_to_go"])
-def test_coefficients_of_expo(form):
-    np.testing.assert_allclose(expo_coefficients(form), [0, *EXPO[form]], atol=1e-6)
+    np.testing.assert_allclose(found, [0, *EXPO[form]], atol=1e-6)
 
 
 def test_the_value_of_a_turn_is_the_advantage_of_its_tokens():
@@ -329,23 +315,9 @@ def test_the_only_update_of_a_step_clips_no_rounding():
 TEXTS = ["SELECT name FROM singer WHERE city = 'Zürich' AND name LIKE '%東京%'"] * 3
 
 
-class Pieces:
-    """A tokenizer whose ids are the places of given pieces of text."""
-
-    def __init__(self, pieces):
-        self.pieces = pieces
-
-    def decode(self, ids):
-        return "".join(self.pieces[i] for i in ids)
-
-
-class Bytes:
-    """A byte-level tokenizer: ids 0 to 255 are bytes, 256 and 257 pairs, 258 says nothing."""
-
-    table = (*(bytes([i]) for i in range(256)), b"\xe2\x82", "é'".encode(), b"")
-
-    def decode(self, ids):
-        return b"".join(self.table[i] for i in ids).decode(errors="replace")
+def decoder(pieces):
+    """Return what decodes ids that are the places of pieces of text."""
+    return lambda ids: "".join(pieces[i] for i in ids)
 
 
 def reply(ids, text, *, finish="stop"):
@@ -358,7 +330,7 @@ def test_tokens_lie_where_their_first_character_does(case):
     text = "".join(pieces).removesuffix("<end>")
     turn = Turn((90, 91), reply(range(len(pieces)), text))
     spans = [CreditSpan(0, *span) for span in case["spans"]]
-    credit, covered = span_credit(Trajectory((turn,), None, "done"), spans, Pieces(pieces).decode)
+    credit, covered = span_credit(Trajectory((turn,), None, "done"), spans, decoder(pieces))
     assert credit.tolist() == [0, 0, *case["credit"]]
     assert covered.tolist() == [False, False, *(value != 0 for value in case["credit"])]
 
@@ -367,8 +339,8 @@ def test_each_turn_has_its_own_spans_and_one_without_text_has_none():
     turns = (Turn((9,), reply((0, 1), "ab")), Turn((9, 9), reply((1, 0), "ba")))
     turns += (Turn((9,), reply((2,), "")),)
     spans = [CreditSpan(1, 0, 2, -0.5), CreditSpan(0, 1, 2, 1.0)]
-    tokens = Pieces(["a", "b", "<end>"])
-    credit, covered = span_credit(Trajectory(turns, None, "done"), spans, tokens.decode)
+    decode = decoder(["a", "b", "<end>"])
+    credit, covered = span_credit(Trajectory(turns, None, "done"), spans, decode)
     assert credit.tolist() == [0, 0, 1, 0, 0, -0.5, -0.5, 0, 0]
     assert covered.tolist() == [False, False, True, False, False, True, True, False, False]
 
@@ -379,14 +351,20 @@ def test_each_turn_has_its_own_spans_and_one_without_text_has_none():
 def test_a_span_outside_of_the_replies_is_a_mistake_of_ours(span):
     turn = Turn((9,), reply((0,), "ab"))
     with pytest.raises(ValueError, match="not within"):
-        span_credit(Trajectory((turn,), None, "done"), [span], Pieces(["ab"]).decode)
+        span_credit(Trajectory((turn,), None, "done"), [span], decoder(["ab"]))
 
 
 def test_characters_split_over_tokens_belong_to_all_of_them():
+    """Of ids 0 to 255, which are bytes; 256 and 257 are pairs, 258 says nothing."""
+    table = (*(bytes([i]) for i in range(256)), b"\xe2\x82", "é'".encode(), b"")
     euro, smile = "€".encode(), "😀".encode()
     ids = [*b"a", *euro, *smile, *b"b", 256, 0xAC, 257, 258]
-    assert Bytes().decode(ids) == "a€😀b€é'"
-    assert character_ranges(ids, Bytes().decode) == [
+
+    def decode(ids):
+        return b"".join(table[i] for i in ids).decode(errors="replace")
+
+    assert decode(ids) == "a€😀b€é'"
+    assert character_ranges(ids, decode) == [
         (0, 1), *[(1, 2)] * 3, *[(2, 3)] * 4, (3, 4), (4, 5), (4, 5), (5, 7), (7, 7)
     ]  # fmt: skip
 
