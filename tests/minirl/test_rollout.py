@@ -21,12 +21,14 @@ from . import toy
 
 
 class Script:
-    """A sampler that gives every episode the same replies, each cut to its limit."""
+    """A sampler that gives every episode the same replies, each cut to its limit; of an episode's
+    number a function returns the text.
+    """
 
     is_repeatable = True
 
-    def __init__(self, replies, *, stop_ids=toy.STOP_IDS):
-        self.replies, self.stop_ids = replies, stop_ids
+    def __init__(self, replies, *, stop_ids=toy.STOP_IDS, text=lambda episode: ""):
+        self.replies, self.stop_ids, self.text = replies, stop_ids, text
         self.requests, self.waiting, self.released, self.given = [], [], [], Counter()
 
     def submit(self, request):
@@ -47,7 +49,8 @@ class Script:
         ids = self.replies[self.given[request.episode]][: request.max_tokens]
         self.given[request.episode] += 1
         finish = "stop" if ids[-1] in self.stop_ids else "length"
-        return Reply(tuple(ids), (-0.5,) * len(ids), "", finish, (4,) * len(ids))
+        text = self.text(request.episode)
+        return Reply(tuple(ids), (-0.5,) * len(ids), text, finish, (4,) * len(ids))
 
 
 class Turns:
@@ -113,37 +116,30 @@ def test_a_thought_that_the_prompt_opened_and_a_limit_cuts_off_says_nothing(
         def encode_chat(self, messages):
             return [2, 4, 50]
 
-    class Says(Script):
-        def _reply(self, request):
-            return replace(super()._reply(request), text=reply)
-
-    sampler = Says([[7, 1] if finish == "stop" else [7]])
+    sampler = Script([[7, 1] if finish == "stop" else [7]], text=lambda _: reply)
     ((trajectory,),) = play(sampler, Turns(1), ["A"], tokenizer=Texts())
     assert trajectory.turns[0].reply.text == heard
     assert trajectory.episode == (heard,)
 
 
-def test_history_is_only_appended_to_and_glue_follows_the_stop_token():
-    sampler = Script([[7, 8, 1], [9, 9]])
-    ((trajectory,),) = play(sampler, Turns(2), ["AB"])
-    # A is 4, B is 5, G is 10, O is 18; the reply's own stop token (1) is not repeated.
-    prompt, later = (2, 4, 5, 3), (2, 4, 5, 3, 7, 8, 1, 2, 10, 18, 3)
-    assert [request.ids for request in sampler.requests] == [prompt, later]
-    assert trajectory.turns[1].observation_ids == (2, 10, 18, 3)
-    assert flatten(trajectory).ids.tolist() == [*later, 9, 9]
-    assert (trajectory.ended, trajectory.episode, sampler.released) == ("done", ("", ""), [0])
-
-
-def test_glue_closes_a_reply_that_did_not_stop():
-    sampler, greedy = Script([[7, 7, 7, 7], [9, 1]]), Decoding(temperature=0.0)
+# A is 4, B is 5, G is 10, O is 18. A reply's own stop token (1) is not repeated; where it has none,
+# the template puts one that is not the policy's.
+@pytest.mark.parametrize(
+    ("first", "said", "glue"), [((7, 8, 1), (7, 8, 1), ()), ((7, 8, 7, 7), (7, 8, 7), (1,))]
+)
+def test_history_is_only_appended_to_and_glue_closes_a_reply_that_did_not_stop(first, said, glue):
+    sampler, greedy = Script([first, (9, 1)]), Decoding(temperature=0.0)
     limits = {"max_reply_tokens": 3}
     ((trajectory,),) = play(sampler, Turns(2), ["AB"], limits=limits, decoding=greedy)
+    prompt, observed = (2, 4, 5, 3), (*glue, 2, 10, 18, 3)
+    later = (*prompt, *said, *observed)
+    assert [request.ids for request in sampler.requests] == [prompt, later]
     assert {request.decoding for request in sampler.requests} == {greedy}
-    assert trajectory.turns[0].reply.ids == (7, 7, 7)
-    assert trajectory.turns[1].observation_ids == (1, 2, 10, 18, 3)
+    assert [turn.observation_ids for turn in trajectory.turns] == [prompt, observed]
     flat = flatten(trajectory)
-    # The 1 that the template put there is not the policy's; the last one is.
-    assert flat.ids[flat.is_action].tolist() == [7, 7, 7, 9, 1]
+    assert flat.ids.tolist() == [*later, 9, 1]
+    assert flat.ids[flat.is_action].tolist() == [*said, 9, 1]
+    assert (trajectory.ended, trajectory.episode, sampler.released) == ("done", ("", ""), [0])
 
 
 @pytest.mark.parametrize(
@@ -179,13 +175,8 @@ def test_an_episode_is_finished_once_however_it_ends():
             episode = (*episode, reply)
             return episode, None if reply == "?" else [Message("user", "GO")]
 
-    class Says(Script):
-        def _reply(self, request):
-            return replace(super()._reply(request), text="" if request.episode == 0 else "?")
-
-    groups = play(
-        Says([[7, 1], [1], [1]]), Long(9), ["AB", "CD"], limits=limits, finish=finish
-    )  # fmt: skip
+    sampler = Script([[7, 1], [1], [1]], text=lambda episode: "?" * episode)
+    groups = play(sampler, Long(9), ["AB", "CD"], limits=limits, finish=finish)
     ended = [(one.ended, one.episode) for (one,) in groups]
     assert ended == [("budget", 2), ("done", 1)]
     assert len(given) == 2
@@ -200,19 +191,32 @@ def test_the_last_turn_gives_its_place_back_before_it_is_judged():
         play(sampler, Turns(2), ["A"], max_turns=1)
 
 
+class Failing(Turns):
+    """Fails at the reset of L, and when some episodes of K wait for a second reply; an episode
+    begins with its example.
+    """
+
+    steps = 0
+
+    def reset(self, example):
+        if example == "L":
+            raise OSError("a lost disk")
+        return (example,), super().reset(example)[1]
+
+    def step(self, episode, reply):
+        with self.lock:
+            self.steps += episode[0] == "K"
+            if episode[0] == "K" and self.steps == 2:
+                raise sqlite3.OperationalError("database is locked")
+        return super().step(episode, reply)
+
+
 def test_a_prompt_that_is_too_long_leaves_its_group_empty(caplog):
     """Also where the environment of the last group has failed."""
-
-    class Failing(Turns):
-        def reset(self, example):
-            if example == "L":
-                raise OSError("a lost disk")
-            return super().reset(example)
-
     limits, examples = {"max_prompt_tokens": 4}, ["AB", "ABC", "A", "ABCD", "L"]
     with caplog.at_level(logging.WARNING):
         groups = play(
-            Script([[1]]), Failing(1), examples, group_size=2, limits=limits,
+            Script([[1]]), Failing(2), examples, group_size=2, limits=limits,
             failed=lambda *_: None,
         )  # fmt: skip
     assert [len(group) for group in groups] == [2, 0, 2, 0, 0]
@@ -221,21 +225,6 @@ def test_a_prompt_that_is_too_long_leaves_its_group_empty(caplog):
 
 
 def test_an_environments_failure_drops_its_group_or_is_raised_and_the_sampler_is_left_clean():
-    """At its reset, or when some of its episodes wait for a second reply."""
-
-    class Failing(Turns):
-        def reset(self, example):
-            if example == "L":
-                raise OSError("a lost disk")
-            return (example,), super().reset(example)[1]
-
-        def step(self, episode, reply):
-            with self.lock:
-                self.steps = getattr(self, "steps", 0) + (episode[0] == "K")
-                if episode[0] == "K" and self.steps == 2:
-                    raise sqlite3.OperationalError("database is locked")
-            return super().step(episode, reply)
-
     sampler, failed = toy.sampler(toy.model(layers=1)), {}
     groups = play(
         sampler, Failing(3), ["A", "K", "L", "B"], group_size=3,
