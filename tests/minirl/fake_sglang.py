@@ -1,7 +1,6 @@
 """A server on 127.0.0.1 that speaks as SGLang does, and fails as it is told."""
 
 import json
-import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -19,6 +18,7 @@ class Fake:
         ports: Of clients, of all requests.
         hanging: Names of the requests that hung.
         aborted: Names of those that were taken back.
+        starts: How often it was started anew, as a child of a run is.
     """
 
     def __init__(self, *, reply=(10, 11, STOP)):
@@ -31,6 +31,7 @@ class Fake:
         self.down, self.paused, self.hung = False, False, threading.Event()
         self.adapters: dict[str, str] = {}
         self.order: list[str] = []
+        self.starts = 0
         fake = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -64,11 +65,21 @@ class Fake:
         self._server.server_close()
         self._thread.join()
 
+    @property
+    def is_running(self):
+        return not self.down
+
+    def start(self):
+        """Come back as a process that knows nothing of the last one's weights."""
+        self.starts += 1
+        self.down, self.weights = False, "default"
+        self.adapters.clear()
+
     def answer(self, handler, body):
         path = handler.path
         self.ports.append(handler.client_address[1])
-        fault = self.faults.get(path, [])
-        fault = fault.pop(0) if fault else None
+        faults = self.faults.get(path)
+        fault = faults.pop(0) if faults else None
         if self.down or fault == "drop":
             self.drop(handler)
             return
@@ -77,17 +88,12 @@ class Fake:
             self.hung.wait(30)
             handler.close_connection = True
             return
-        if isinstance(fault, int):
-            status, right = fault, {"error": "told to"}
-        else:
-            status, right = self.right(path, body)
+        status, right = (fault, {}) if isinstance(fault, int) else self.right(path, body)
         if self.down:  # since the request came
             self.drop(handler)
             return
-        if callable(fault):
-            right = fault(right)
-        text = fault if isinstance(fault, bytes) else right
-        text = text if isinstance(text, bytes) else json.dumps(text).encode()
+        right = fault(right) if callable(fault) else right
+        text = fault if isinstance(fault, bytes) else json.dumps(right).encode()
         handler.send_response(status)
         handler.send_header("content-type", "application/json")
         handler.send_header("content-length", str(len(text)))
@@ -99,21 +105,18 @@ class Fake:
         handler.connection.close()
 
     def right(self, path, body):
-        name = re.sub(r"\W+", "_", path).strip("_")
+        """Do what is asked; return a status and an answer."""
         self.order.append(path)
-        return getattr(self, f"on_{name}", lambda _: (200, {}))(body)
-
-    def on_model_info(self, _):
-        return 200, {"weight_version": self.weights}
+        told = {
+            "/model_info": {"weight_version": self.weights},
+            "/server_info": {"version": "0.5.23"},
+            "/v1/models": {"data": [{"max_model_len": 4096}]},
+        }
+        act = getattr(self, f"on_{path[1:]}", lambda _: (200, told.get(path, {})))
+        return act(body)
 
     def on_health(self, _):
         return (503 if self.paused else 200), {}
-
-    def on_server_info(self, _):
-        return 200, {"version": "0.5.23"}
-
-    def on_v1_models(self, _):
-        return 200, {"data": [{"max_model_len": 4096}]}
 
     def on_pause_generation(self, _, paused=True):
         self.paused = paused
