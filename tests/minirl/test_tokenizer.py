@@ -4,6 +4,7 @@ import json
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -32,7 +33,7 @@ FEEDBACK = [Message("user", "There is no table singers.")]
 TOOL = [Message("tool", "1 row"), Message("user", "Go on.")]
 
 
-def write_folder(folder: Path, template: str | None, *, eos: object = None) -> Path:
+def write_folder(folder: Path, template: Any, *, eos: object = None) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     train_bpe(TEXTS, vocab_size=400).save(str(folder / "tokenizer.json"))
     config = {
@@ -229,18 +230,6 @@ def test_templates_of_others(tmp_path, name):
     assert "superuser: <think> a[1]" in following
 
 
-def test_of_several_templates_the_one_that_is_used_has_the_date(tmp_path):
-    folder, now = write_folder(tmp_path, PLAIN), datetime(2024, 7, 26, tzinfo=UTC)
-    path = folder / "tokenizer_config.json"
-    template = "{{ strftime_now(format='%d %b %Y, %c, %R') }}" + PLAIN
-    several = [{"name": "default", "template": template}, {"name": "tools", "template": PLAIN}]
-    path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": several}))
-    tokenizer = ChatTokenizer(folder, now=now)
-    assert tokenizer.decode(tokenizer.encode_chat(QUESTION)).startswith(
-        "26 Jul 2024, Fri Jul 26 00:00:00 2024, 00:00<|im_start|>"
-    )
-
-
 def test_a_role_that_a_template_refuses_is_told_in_a_line(tmp_path):
     tokenizer = ChatTokenizer(write_folder(tmp_path, TEMPLATES["Mistral"]["template"]))
     with pytest.raises(
@@ -249,16 +238,20 @@ def test_a_role_that_a_template_refuses_is_told_in_a_line(tmp_path):
         tokenizer.encode_next(TOOL[:1], closed=True)
 
 
-def test_arguments_and_the_date_of_a_run_reach_the_template(tmp_path):
+def test_arguments_and_the_date_of_a_run_reach_the_template_that_is_used(tmp_path):
     """As Qwen3.5 closes its thinking at the start of the reply, and Llama 3 shows a date."""
     template = PLAIN.replace(
-        "{% if add", "{%- set form = '%d %b %Y' %}{{ strftime_now(form) }}{% if add"
+        "{% if add",
+        "{%- set form = '%d %b %Y, %c, %R' %}{{ strftime_now(form) }}{% if add",
     ).replace("assistant\n", "assistant\n{% if enable_thinking is false %}<think>{% endif %}")
-    folder, now = write_folder(tmp_path, template), datetime(2024, 7, 26, 23, 0, tzinfo=UTC)
+    named = {"default": template, "tools": PLAIN}
+    several = [{"name": name, "template": one} for name, one in named.items()]
+    folder, now = write_folder(tmp_path, several), datetime(2024, 7, 26, 23, 0, tzinfo=UTC)
+    date = "26 Jul 2024, Fri Jul 26 23:00:00 2024, 23:00"
     for arguments, end in (({"enable_thinking": False}, "<think>"), ({}, "")):
         tokenizer = ChatTokenizer(folder, arguments=arguments, now=now)
         for ids in (tokenizer.encode_chat(QUESTION), tokenizer.encode_next(FEEDBACK, closed=True)):
             text = tokenizer.decode(ids)
-            assert text.endswith(f"26 Jul 2024<|im_start|>assistant\n{end}")
+            assert text.endswith(f"{date}<|im_start|>assistant\n{end}")
     with pytest.raises(UserError, match=r"prompt\.template: .* names no enable_thnking"):
         ChatTokenizer(folder, arguments={"enable_thnking": False})
