@@ -228,37 +228,33 @@ def batch_with_advantages(scene, algorithm: AlgorithmConfig, *, on_clauses: bool
     return batch_of(rows, algorithm)
 
 
-def loss_function(scene, name, *, is_only_update):
-    """Return the package's loss as a function of the log-probabilities, and where it is asked."""
-    algorithm, _ = CASES[name]
-    on_clauses = "expo" in name
-    batch = jax.tree.map(
-        lambda x: x.astype(jnp.float64) if x.dtype == jnp.float32 else x,
-        batch_with_advantages(scene, algorithm, on_clauses=on_clauses),
-    )
-    if is_only_update:
-        batch = batch._replace(old_logp_BC=None)
-    reference = scene.laid_out(scene.reference, algorithm).astype(jnp.float64)
-    logp = scene.laid_out(scene.new, algorithm).astype(jnp.float64)
-    return jax.jit(lambda x: losses.policy_loss(algorithm, x, reference, batch, x)[0]), logp, batch
-
-
 @pytest.mark.parametrize("is_only_update", [False, True])
 @pytest.mark.parametrize("name", CASES)
 def test_loss_and_gradient_are_those_of_the_plain_formula(name, is_only_update):
     """In the only update of a step the ratio is 1, of tokens and of sequences."""
-    _, plain = CASES[name]
+    algorithm, plain = CASES[name]
     scene = Scene(7)
     rows = scene.plain_rows(is_only_update=is_only_update)
     with jax.enable_x64(True):
-        loss, logp, batch = loss_function(scene, name, is_only_update=is_only_update)
+        batch = jax.tree.map(
+            lambda x: x.astype(jnp.float64) if x.dtype == jnp.float32 else x,
+            batch_with_advantages(scene, algorithm, on_clauses="expo" in name),
+        )
+        if is_only_update:
+            batch = batch._replace(old_logp_BC=None)
+        reference, logp = (
+            scene.laid_out(values, algorithm).astype(jnp.float64)
+            for values in (scene.reference, scene.new)
+        )
+        loss = jax.jit(lambda x: losses.policy_loss(algorithm, x, reference, batch, x)[0])
         found, gradient_BC = jax.value_and_grad(loss)(logp)
         # Weights and advantages have been float32 before.
         assert float(found) == pytest.approx(plain(rows, rows), rel=2e-6, abs=2e-6)
         gradient_BC, is_action_BC = np.asarray(gradient_BC), np.asarray(batch.is_action_BC)
     assert (gradient_BC[~is_action_BC] == 0).all()
     slopes, step = [], 1e-6
-    for b in in_batch_order(scene):
+    numbers = [np.full(len(row.ids), b, np.float32) for b, row in enumerate(scene.rows)]
+    for b in scene.laid_out(numbers, algorithm)[:, 0].astype(int).tolist():
         for t in range(len(rows[b].new)):
 
             def moved(by, b=b, t=t):
@@ -269,12 +265,6 @@ def test_loss_and_gradient_are_those_of_the_plain_formula(name, is_only_update):
             slopes.append((moved(step) - moved(-step)) / (2 * step))
     assert np.ptp(slopes) > 0.01
     np.testing.assert_allclose(gradient_BC[is_action_BC], slopes, rtol=1e-5, atol=1e-7)
-
-
-def in_batch_order(scene):
-    """Return the rows' numbers in the order of a micro-batch."""
-    numbers = [np.full(len(row.ids), b, np.float32) for b, row in enumerate(scene.rows)]
-    return scene.laid_out(numbers, Grpo())[:, 0].astype(int).tolist()
 
 
 @pytest.mark.parametrize("tokens", ["auto", 60, 30])
@@ -326,23 +316,18 @@ def reply(ids, text, *, finish="stop"):
 
 @pytest.mark.parametrize("case", CREDIT["spans"], ids=lambda case: case["id"])
 def test_tokens_lie_where_their_first_character_does(case):
-    pieces = case["pieces"]
-    text = "".join(pieces).removesuffix("<end>")
-    turn = Turn((90, 91), reply(range(len(pieces)), text))
-    spans = [CreditSpan(0, *span) for span in case["spans"]]
-    credit, covered = span_credit(Trajectory((turn,), None, "done"), spans, decoder(pieces))
-    assert credit.tolist() == [0, 0, *case["credit"]]
-    assert covered.tolist() == [False, False, *(value != 0 for value in case["credit"])]
-
-
-def test_each_turn_has_its_own_spans_and_one_without_text_has_none():
-    turns = (Turn((9,), reply((0, 1), "ab")), Turn((9, 9), reply((1, 0), "ba")))
-    turns += (Turn((9,), reply((2,), "")),)
-    spans = [CreditSpan(1, 0, 2, -0.5), CreditSpan(0, 1, 2, 1.0)]
-    decode = decoder(["a", "b", "<end>"])
+    decode = decoder(case["pieces"])
+    # Before each turn there are as many other tokens as turns so far.
+    turns = tuple(
+        Turn((90,) * number, reply(ids, decode(ids).removesuffix("<end>")))
+        for number, ids in enumerate(case["turns"], start=1)
+    )
+    spans = [CreditSpan(*span) for span in case["spans"]]
     credit, covered = span_credit(Trajectory(turns, None, "done"), spans, decode)
-    assert credit.tolist() == [0, 0, 1, 0, 0, -0.5, -0.5, 0, 0]
-    assert covered.tolist() == [False, False, True, False, False, True, True, False, False]
+    parts = enumerate(case["credit"], start=1)
+    expected = [value for number, values in parts for value in (*[0] * number, *values)]
+    assert credit.tolist() == expected
+    assert covered.tolist() == [value != 0 for value in expected]
 
 
 @pytest.mark.parametrize(
