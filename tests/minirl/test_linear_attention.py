@@ -1,4 +1,4 @@
-"""Gated DeltaNet: its rule in chunks and token by token, and what flows from row to row."""
+"""Gated DeltaNet: its rule in chunks and token by token, from a state and with padding."""
 
 from functools import partial
 
@@ -79,21 +79,3 @@ def test_keys_that_are_all_alike():
     found = jax.jit(linear_attention.run)(inputs, kernels, state, count_B)
     expected = jax.jit(token_by_token)(inputs, kernels, state, count_B)
     assert_near(found, expected, rtol=5e-5, least=1e-3)
-
-
-def test_a_hand_computed_memory():
-    """One head of one number: S = 0.5 S + 0.25 (v - 0.5 S) with unit keys, o = S."""
-    ones = jnp.ones((1, 3, 1, 1))
-    log_half = jnp.full((1, 3, 1), np.log(0.5), jnp.float32)
-    inputs = Inputs(ones, ones, 8 * ones, log_half, 0.25 + 0 * log_half)
-    # The taps take each token as it is; SiLU(8) is 8 sigmoid(8).
-    kernel = jnp.array([[[0.0, 1.0]]])
-    state = linear_attention.no_state(inputs, Kernels(kernel, kernel, kernel))
-    o, _ = linear_attention.run(inputs, Kernels(kernel, kernel, kernel), state, jnp.array([3]))
-    v = 8 / (1 + np.exp(-8))
-    expected, memory = [], 0.0
-    for _ in range(3):
-        memory = 0.5 * memory + 0.25 * (v - 0.5 * memory)
-        expected.append(memory)
-    np.testing.assert_allclose(o[0, :, 0, 0], expected, rtol=1e-5)
-    np.testing.assert_allclose(expected, [0.25 * v, 0.34375 * v, 0.37890625 * v], rtol=1e-12)
