@@ -12,7 +12,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from minirl.model import logprobs
 from minirl.model.sharding import make_mesh
-from minirl.plan.compile import compile_program
 from tests.plain_model import assert_close, assert_same
 
 B, C, D, V = 4, 24, 16, 64
@@ -121,24 +120,3 @@ def test_chunks_on_a_mesh(tokens, monkeypatch, shape):
     assert f"f32[{V // mesh.shape['tensor']},{D}]" in gathered
     if shape == {"fsdp": 4}:
         assert len(set(gathered)) == 1
-
-
-def temporary_bytes(tokens, words):
-    """Return what the gradient holds beside its arguments and results."""
-    shapes = (
-        jax.ShapeDtypeStruct((1, tokens, D), jnp.float32),
-        jax.ShapeDtypeStruct((words, D), jnp.float32),
-        jax.ShapeDtypeStruct((1, tokens), jnp.int32),
-        jax.ShapeDtypeStruct((1, tokens), bool),
-    )
-    return compile_program(compiled().lower(*shapes)).temporaries
-
-
-def test_memory_does_not_grow_with_tokens_times_words(monkeypatch):
-    tokens, words = 2048, 4096
-    monkeypatch.setattr(logprobs, "LOGITS_BYTES", 2**20)
-    base = temporary_bytes(tokens, words)
-    assert base < tokens * words
-    # Each alone may cost its own size: some copies of hidden states, of the table's gradient.
-    assert temporary_bytes(4 * tokens, words) - base < 8 * 4 * 3 * tokens * D
-    assert temporary_bytes(tokens, 4 * words) - base < 8 * 4 * 3 * words * D
