@@ -180,22 +180,17 @@ def test_a_share_of_nothing_is_not_told():
 
 def test_the_old_file_stays_until_the_new_one_is_on_the_disk(tmp_path, monkeypatch):
     path = tmp_path / "new" / "result.json"
-    order: list[str] = []
-    fsync, replace = os.fsync, Path.replace
+    synced: list[tuple[str, bool]] = []
+    fsync = os.fsync
 
-    def told_fsync(handle):
-        order.append(f"sync {Path(f'/proc/self/fd/{handle}').readlink().name}")
+    def told(handle):
+        synced.append((Path(f"/proc/self/fd/{handle}").readlink().name, path.exists()))
         fsync(handle)
 
-    def told_replace(one, other):
-        order.append(f"replace {other.name}")
-        return replace(one, other)
-
-    monkeypatch.setattr(os, "fsync", told_fsync)
-    monkeypatch.setattr(Path, "replace", told_replace)
+    monkeypatch.setattr(os, "fsync", told)
     with whole_file(path) as file:
         file.write("one")
-    assert order == ["sync .result.json.part", "replace result.json", "sync new"]
+    assert synced == [(".result.json.part", False), ("new", True)]
     with suppress(KeyboardInterrupt), whole_file(path) as file:
         file.write("two")
         assert path.read_text() == "one"
