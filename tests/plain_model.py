@@ -67,8 +67,9 @@ def arrays(tree: Any) -> dict[str, np.ndarray]:
 
 
 def assert_same(tree: Any, other: Any) -> None:
-    """Check that two trees hold the same numbers."""
+    """Check that two trees hold the same numbers in the same types."""
     for leaf, twin in zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True):
+        assert leaf.dtype == twin.dtype
         np.testing.assert_array_equal(leaf, twin)
 
 

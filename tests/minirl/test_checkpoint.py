@@ -20,6 +20,7 @@ import pytest
 from minirl.exchange import UserError
 from minirl.run.checkpoint import Checkpoints, best_step, read_params
 from minirl.train.update import TrainState
+from tests.plain_model import assert_same
 from tests.waiting import wait_until
 
 # Where one array of a damaged checkpoint cannot be read, Orbax leaves its reads of the others
@@ -44,13 +45,6 @@ def make_tree(seed=0, *, width=24) -> Any:
     }
     state = optax.adamw(1e-3).init(params)
     return TrainState(params, jax.tree.map(lambda leaf: leaf + 1, state))
-
-
-def assert_equal(tree, other):
-    assert jax.tree.structure(tree) == jax.tree.structure(other)
-    for leaf, twin in zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True):
-        assert leaf.dtype == twin.dtype
-        np.testing.assert_array_equal(leaf, twin)
 
 
 def save_all(folder, scores):
@@ -80,7 +74,7 @@ def test_a_step_that_is_written_anew_stays_until_the_new_one_is_whole(tmp_path, 
     with pytest.raises(KeyboardInterrupt):
         checkpoints.save(3, make_tree(3), {"step": 3}, score=0.5)
     tree, facts = restore(tmp_path, make_tree(99))
-    assert_equal(tree, make_tree(3))
+    assert_same(tree, make_tree(3))
     assert facts == {"step": 3}
     save_all(tmp_path, {3: 0.5})
     assert best_step(tmp_path) == 3
@@ -93,7 +87,7 @@ def test_the_newest_and_of_an_older_best_the_weights_are_kept_also_across_a_resu
     save_all(tmp_path, {1: 0.1, 2: 0.9, 3: 0.3, 4: None, 5: 0.4})
     assert steps_in(tmp_path) == [2, 4, 5]
     assert sorted(path.parent.name for path in tmp_path.glob("*/optimizer")) == ["4", "5"]
-    assert_equal(read_params(tmp_path / "2", make_tree().params), make_tree(2).params)
+    assert_same(read_params(tmp_path / "2", make_tree().params), make_tree(2).params)
     left = shutil.copytree(tmp_path, tmp_path / "left")
     for step in (4, 5):  # whoever deletes the newest two does not go on from the best
         shutil.rmtree(left / f"{step}")
@@ -126,11 +120,11 @@ def test_what_is_restored_equals_what_was_saved_in_a_folder_of_any_name(tmp_path
     save_all(folder, {1: 0.5, 7: 0.25})
     # The tree handed in gives shapes and types only.
     tree, facts = restore(folder, make_tree(seed=99))
-    assert_equal(tree, make_tree(7))
+    assert_same(tree, make_tree(7))
     assert facts == {"step": 7}
     moved = folder.rename(tmp_path / "plain")
     assert best_step(moved) == 1
-    assert_equal(read_params(moved / "7", tree.params), tree.params)
+    assert_same(read_params(moved / "7", tree.params), tree.params)
     with pytest.raises(UserError, match=r"/7: facts: step .*delete that"):
         restore(moved, make_tree(), dict[str, list])
     wider, other = make_tree(width=32), make_tree()._replace(opt_state={"other": jnp.zeros(3)})
@@ -151,7 +145,7 @@ def test_whichever_file_is_cut_the_user_is_told_or_nothing_is_lost(tmp_path):
         content = (folder / name).read_bytes()
         (folder / name).write_bytes(content[: len(content) // 2])
         try:
-            assert_equal(restore(folder, tree)[0], tree)
+            assert_same(restore(folder, tree)[0], tree)
         except UserError as error:
             harmful.append(name)
             told.append(re.fullmatch(rf".*{folder}/1.*delete.*", str(error)))
@@ -227,7 +221,7 @@ def test_a_full_disk_is_told_by_this_call_or_the_next_and_nothing_waits(
     wait_until(lambda: not any(type(one).__module__.startswith("orbax") for one in threads()))
     monkeypatch.undo()
     assert steps_in(tmp_path) == [1]
-    assert_equal(restore(tmp_path, make_tree())[0], make_tree(1))
+    assert_same(restore(tmp_path, make_tree())[0], make_tree(1))
 
 
 def test_what_a_kill_left_is_no_checkpoint_and_takes_no_room_for_ever(tmp_path):
@@ -242,7 +236,7 @@ def test_what_a_kill_left_is_no_checkpoint_and_takes_no_room_for_ever(tmp_path):
         assert checkpoints.newest_step() == 1
         for step in (2, 3):
             checkpoints.save(step, make_tree(step), {}, score=0.0)
-    assert_equal(restore(tmp_path, make_tree())[0], make_tree(3))
+    assert_same(restore(tmp_path, make_tree())[0], make_tree(3))
     assert not [*tmp_path.rglob("*-tmp*")]
     assert steps_in(tmp_path) == [2, 3]
 
