@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from minirl.config import BatchingConfig
 from minirl.train import batching
-from minirl.train.batching import MicroBatches, layouts, round_up
+from minirl.train.batching import MicroBatches, layouts
 from minirl.types import Finish, Reply, TokenRow, Trajectory, Turn
 
 PAD = 99
@@ -168,12 +168,6 @@ def test_padding_of_real_lengths():
             shares.append(padding(groups, BatchingConfig(micro_batch_tokens=tokens)))
         assert np.mean(shares) < most
         assert max(shares) < 0.2
-
-
-def test_round_up():
-    assert [round_up(n, multiple=16) for n in (0, 1, 16, 17, 33, 65)] == [16, 16, 16, 32, 48, 96]
-    sizes = [round_up(n, multiple=1) for n in range(1, 14)]
-    assert sizes == [1, 2, 3, 4, 6, 6, 8, 8, 12, 12, 12, 12, 16]
 
 
 def test_shapes_are_few():
