@@ -118,8 +118,7 @@ servers = sampler.Servers(
 )
 with servers:
     toy.trainer(
-        model.parent / "run", servers=servers, rollout=rollout, steps=3, checkpoint_every=3,
-        validate=lambda *_: 0.5,
+        model.parent / "run", servers=servers, rollout=rollout, steps=3, checkpoint_every=3
     ).run(lambda *_: None)
 """
 

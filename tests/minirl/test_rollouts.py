@@ -36,7 +36,7 @@ def begin(fake, served, tmp_path):
 
         def start(folder="run", lag=0, **changes):
             settings = RolloutConfig(sglang=config, lag=lag)
-            own = {"steps": STEPS, "eval_every": STEPS, "validate": lambda *_: 0.5}
+            own = {"steps": STEPS, "eval_every": STEPS}
             return toy.trainer(
                 tmp_path / folder, servers=servers, rollout=settings,
                 prompts_per_step=PROMPTS, group_size=GROUP, checkpoint_every=1, **own | changes,
@@ -67,9 +67,7 @@ def test_rounds_are_played_so_many_steps_ahead_and_each_once(fake, begin, tmp_pa
     assert all(line["update/correction_mean"] != 1 for line in lines)
 
 
-def test_replies_go_on_with_new_weights_and_their_tokens_know_it(
-    fake, begin, tmp_path, monkeypatch
-):
+def test_replies_go_on_with_new_weights_and_tokens_know_it(fake, begin, tmp_path, monkeypatch):
     """The second round is asked for after the first, and its replies wait for new weights."""
     own, begun = Rollouts.play, []
 
@@ -154,9 +152,7 @@ def test_an_error_in_a_round_ahead_stops_the_run(begin, monkeypatch):
         begin(lag=1).run(ignore)
 
 
-def test_a_run_that_is_stopped_goes_on_with_rounds_that_nobody_has_trained_on(
-    fake, begin, tmp_path
-):
+def test_a_run_that_is_stopped_goes_on_with_rounds_not_trained_on(fake, begin, tmp_path):
     def stop(step, *_):
         if step == 2:
             signal.raise_signal(signal.SIGTERM)

@@ -25,7 +25,6 @@ from minirl.run import distributed, preemption
 from minirl.run.checkpoint import read_raw_params
 from minirl.run.preemption import Preempted
 from minirl.sample import decode
-from minirl.train.batching import MicroBatches
 from minirl.train.optimizer import learning_rate
 from minirl.train.rollouts import examples_of_step
 from minirl.types import Decoding, Request
@@ -40,10 +39,6 @@ MIXED = Grpo(correctness_filter="mixed", max_rounds=3)
 
 def never_correct(episode):
     return toy.scored(toy.score(episode).total, False)
-
-
-def nothing(params, version):
-    return 0.0
 
 
 @pytest.fixture(scope="module")
@@ -89,9 +84,7 @@ def test_the_reward_rises_and_what_is_due_is_measured(finished):
     assert finished.episodes == {*range(toy.STEPS * 4 * 8)}
 
 
-def test_a_signal_after_a_validation_leaves_it_and_the_start_weights_to_be_made_anew(
-    tmp_path, monkeypatch
-):
+def test_a_signal_after_a_validation_leaves_it_to_be_made_anew(tmp_path, monkeypatch):
     """Samplers are asked after each rollout, and after the validation of the second step."""
     retries = iter((1.0, 2.0, None, 3.0))
 
@@ -101,7 +94,7 @@ def test_a_signal_after_a_validation_leaves_it_and_the_start_weights_to_be_made_
         return {RETRIES: count, "sglang/servers": 2.0}
 
     def make():
-        trainer = toy.trainer(tmp_path, steps=2, kl_every=None, validate=nothing)
+        trainer = toy.trainer(tmp_path, steps=2, kl_every=None)
         monkeypatch.setattr(trainer._sampler, "numbers", numbers)
         return trainer
 
@@ -113,7 +106,7 @@ def test_a_signal_after_a_validation_leaves_it_and_the_start_weights_to_be_made_
         make().run(ignore)
     trainer = make()
     trainer.run(ignore)
-    assert trainer._facts.curve == [(2, 0.0)]  # counted once
+    assert trainer._facts.curve == [(2, toy.ACCURACY[2])]  # counted once
     one, two = metrics_of(tmp_path)
     assert [line[RETRIES] for line in (one, two)] == [1, 2 + 3]
     assert [line["sglang/servers"] for line in (one, two)] == [2, 2]
@@ -123,14 +116,12 @@ def test_a_signal_after_a_validation_leaves_it_and_the_start_weights_to_be_made_
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(trainer.params))
 
 
-def test_a_step_draws_from_nuclei_learns_from_whole_replies_and_compiles_few_programs(
-    tmp_path, monkeypatch
-):
+def test_a_step_draws_from_nuclei_and_learns_from_whole_replies(tmp_path, monkeypatch):
     """The gradient in at most two shapes, zeros, a sum and the optimizer; those of the sampler."""
     nuclei = toy.SAMPLER.model_copy(update={"top_p": 0.8})
     monkeypatch.setattr(toy, "SAMPLER", nuclei)
     monkeypatch.setattr(toy, "LEARNERS", {})
-    changes = {"steps": 1, "kl_every": None, "validate": nothing}
+    changes = {"steps": 1, "kl_every": None}
     pairs = sampled_in(tmp_path, algorithm=Grpo(mask_cut_off=True), **changes)
     ends = {(one.turns[-1].reply.finish, bool(row.is_action.any())) for one, row in pairs}
     assert ends == {("stop", True), ("length", False)}
@@ -197,7 +188,7 @@ def test_an_average_is_measured_and_kept_and_the_weights_are_trained(finished, t
     [{"algorithm": MIXED, "judge": never_correct}, {"examples": ("A" * 30, "B" * 30)}],
 )
 def test_without_a_group_to_train_on_weights_stay(tmp_path, changes):
-    trainer = toy.trainer(tmp_path, steps=1, validate=nothing, **changes)
+    trainer = toy.trainer(tmp_path, steps=1, **changes)
     before = copied(trainer.params)
     trainer.run(ignore)
     (record,) = metrics_of(tmp_path)
@@ -212,7 +203,7 @@ def test_a_tracker_that_fails_ends_a_run_with_all_its_steps(tmp_path):
     def log(step, numbers):
         raise LostError("no network")
 
-    options = {"algorithm": MIXED, "judge": never_correct, "validate": nothing}
+    options = {"algorithm": MIXED, "judge": never_correct}
     with pytest.raises(LostError, match="no network; all 1 steps are saved"):
         toy.trainer(tmp_path, steps=2, log=log, **options).run(ignore)
     resumed = toy.trainer(tmp_path, steps=2, **options)
@@ -223,15 +214,13 @@ def test_a_tracker_that_fails_ends_a_run_with_all_its_steps(tmp_path):
 def test_the_learning_rate_follows_the_step_whatever_the_filters_leave(tmp_path):
     """Only the last of four steps has groups to train on: Adam's first update is the rate of it."""
     falling = OptimizerConfig(learning_rate=0.1, schedule="cosine", weight_decay=0.0)
-    trainers = []
 
     def judge(episode):
         score = toy.score(episode)
-        return score if trainers[0].steps_done == 3 else replace(score, total=1.0)
+        return score if trainer.steps_done == 3 else replace(score, total=1.0)
 
     changes = {"steps": 4, "optimizer": falling, "algorithm": Grpo(equal_groups="drop")}
-    trainer = toy.trainer(tmp_path, validate=nothing, judge=judge, **changes)
-    trainers.append(trainer)
+    trainer = toy.trainer(tmp_path, judge=judge, **changes)
     start = copied(trainer.params)
     trainer.run(ignore)
     moved = jax.tree.map(lambda new, old: jnp.abs(new - old).max(), trainer.params, start)
@@ -244,18 +233,17 @@ def test_the_learning_rate_follows_the_step_whatever_the_filters_leave(tmp_path)
 
 def test_a_locked_database_costs_its_group_and_a_share_of_them_the_run(tmp_path):
     """One of four groups fails in the first two steps, all but one in the third."""
-    trainers = []
 
     def judge(episode):
-        locked = (("AB",), ("AB",), ("AB", "CDE", "F", "GH"))[trainers[0].steps_done]
+        locked = (("AB",), ("AB",), ("AB", "CDE", "F", "GH"))[trainer.steps_done]
         if episode.example in locked:
             raise sqlite3.OperationalError("database is locked")
         return toy.score(episode)
 
-    changes = {"examples": ("AB", "CDE", "F", "GH"), "validate": nothing, "checkpoint_every": 9}
-    trainers.append(toy.trainer(tmp_path, judge=judge, **changes))
+    changes = {"examples": ("AB", "CDE", "F", "GH"), "checkpoint_every": 9}
+    trainer = toy.trainer(tmp_path, judge=judge, **changes)
     with pytest.raises(LostError, match=r"2 of 4 groups .*locked.*all 2 steps are saved"):
-        trainers[0].run(ignore)
+        trainer.run(ignore)
     lines = metrics_of(tmp_path)
     assert [(line["groups/failed"], line["groups/trained"]) for line in lines] == [(1, 3), (1, 3)]
     assert [path.name for path in (tmp_path / "checkpoints").glob("[0-9]*")] == ["2"]
@@ -264,7 +252,7 @@ def test_a_locked_database_costs_its_group_and_a_share_of_them_the_run(tmp_path)
 def test_failed_groups_are_counted_over_all_processes(tmp_path, monkeypatch):
     """Of four groups this process has one, which fails; so has another one, at last."""
     judge = Mock(side_effect=sqlite3.OperationalError("database is locked"))
-    trainer = toy.trainer(tmp_path, judge=judge, steps=2, validate=nothing)
+    trainer = toy.trainer(tmp_path, judge=judge, steps=2)
     trainer._rollouts.share = range(1)
 
     def progress(*_):
@@ -289,7 +277,7 @@ def test_a_signal_is_noticed_among_rewards_and_micro_batches(tmp_path, place, ti
 
     algorithm = Grpo(kl_coef=0.1, kl_in="credit", kl_estimator="k1")
     changes: dict[str, Any] = {"judge": told(toy.score)} if place == "reward" else {}
-    trainer = toy.trainer(tmp_path, validate=nothing, algorithm=algorithm, **changes)
+    trainer = toy.trainer(tmp_path, algorithm=algorithm, **changes)
     if place == "reference":
         compiled = trainer._learner._logp
         trainer._learner._logp = lambda batch: told(compiled(batch))
@@ -325,7 +313,7 @@ def test_mini_batches_are_updates_one_after_the_other(tmp_path):
     algorithm = Grpo(correction_high=1.01, kl_coef=0.1)
     falling = toy.TRAIN.optimizer.model_copy(update={"schedule": "cosine"})
     changes = {"steps": 2, "mini_batches": 4, "algorithm": algorithm, "optimizer": falling}
-    trainer = toy.trainer(tmp_path, validate=nothing, **changes)
+    trainer = toy.trainer(tmp_path, **changes)
     batches, before = [], {}
     token_rows = trainer._token_rows
 
@@ -341,7 +329,7 @@ def test_mini_batches_are_updates_one_after_the_other(tmp_path):
     learner, rate = trainer._learner, learning_rate(falling, steps=2)
     state, clipped = learner.init(copied(before["params"])), []
     for step, rows in enumerate(batches):
-        parts = [one_batch([group]) for group in rows]
+        parts = [batch for group in rows for batch in trainer._micro_batches([group])]
         start = learner.logprobs(state.params, parts)
         parts = [b._replace(old_logp_BC=s) for b, s in zip(parts, start, strict=True)]
         for batch in parts:
@@ -376,12 +364,6 @@ def sampled_in(folder, **changes):
     return pairs
 
 
-def one_batch(rows):
-    """Put a group into a micro-batch of the run's size, so that rounding is the run's too."""
-    (batch,) = MicroBatches(rows, aggregation="sequence_mean", sizes=toy.TRAIN.batching, pad_id=0)
-    return batch
-
-
 def credited(episode):
     """Credit each letter of each reply: 1 for a capital, -1 for another."""
     spans = tuple(
@@ -395,8 +377,7 @@ def credited(episode):
 def test_credit_of_letters_reaches_single_trajectories(tmp_path):
     pairs = sampled_in(
         tmp_path, steps=1, group_size=1, prompts_per_step=24, judge=credited,
-        algorithm=Expo(), validate=nothing,
-        batching=BatchingConfig(prompt_multiple=8, answer_multiple=24),
+        algorithm=Expo(), batching=BatchingConfig(prompt_multiple=8, answer_multiple=24),
     )  # fmt: skip
     for trajectory, row in pairs:
         end = 0
@@ -415,27 +396,26 @@ def test_credit_of_letters_reaches_single_trajectories(tmp_path):
 
 
 def test_a_run_passes_over_steps_without_a_finite_gradient_and_ends_after_five(tmp_path):
-    trainers = []
+    states: list[Any] = []
 
     def judge(episode):
-        is_bad = trainers[0].steps_done + 1 in (2, 4, 5, 6, 7, 8)
+        is_bad = trainer.steps_done + 1 in (2, 4, 5, 6, 7, 8)
         return toy.scored(math.nan, False) if is_bad else toy.score(episode)
 
     def look(step, *_):
-        state = jax.tree.map(np.asarray, (trainers[0].params, trainers[0]._state.opt_state[-1]))
+        state = jax.tree.map(np.asarray, (trainer.params, trainer._state.opt_state[-1]))
         states.append(state)
 
-    states: list[Any] = []
-    trainers.append(toy.trainer(tmp_path, judge=judge, validate=nothing))
+    trainer = toy.trainer(tmp_path, judge=judge)
     with pytest.raises(UserError, match="step 8: the gradients of 5 updates in a row"):
-        trainers[0].run(look)
+        trainer.run(look)
     records = metrics_of(tmp_path)
     assert [record["update/skipped"] for record in records] == [0, 1, 0, 1, 1, 1, 1]
     assert records[1]["update/loss"] is None
     for before, after, is_same in ((0, 1, True), (1, 2, False), (2, 6, True)):
         if is_same:  # weights, and what the rule remembers
             assert_same(states[before], states[after])
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(trainers[0].params))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(trainer.params))
 
 
 def test_a_resumed_run_knows_how_few_groups_were_live_before(tmp_path):
@@ -453,7 +433,7 @@ def test_a_resumed_run_knows_how_few_groups_were_live_before(tmp_path):
 
     make = partial(
         toy.trainer, tmp_path, steps=11, eval_every=11, examples=("A", "B", "C", "D"),
-        kl_every=None, judge=judge, validate=nothing,
+        kl_every=None, judge=judge,
     )  # fmt: skip
     with preemption.watched(), pytest.raises(Preempted):
         make().run(stop)

@@ -311,34 +311,27 @@ ACCURACY = {2: 0.25, 4: 0.75, 6: 0.5, 8: 0.5}
 
 
 _SHORT = {"steps": 4, "eval_every": 2, "checkpoint_every": 1, "kl_every": 2, "average": 0.5}
-# Courses that a run can take, by name: changes of the settings, what is said of its weights, and
-# the steps of a second stage, which starts from the second step's.
-COURSES: dict[str, tuple[dict[str, Any], dict[int, float], int]] = {
-    "short": (_SHORT, ACCURACY, 0),
+# Courses that a run can take: changes of the settings.
+COURSES: dict[str, dict[str, Any]] = {
+    "short": _SHORT,
     # The same of a model with linear attention, in steps small enough for what they round to stay.
-    "hybrid": (
-        _SHORT | {"optimizer": SMOOTH.model_copy(update={"learning_rate": 0.1})},
-        ACCURACY,
-        0,
-    ),
+    "hybrid": _SHORT | {"optimizer": SMOOTH.model_copy(update={"learning_rate": 0.1})},
     # Few groups are mixed, so that a step takes several rounds; then two updates, each of two
-    # micro-batches, whose ratio compares with the step's start; some are skipped.
-    "all": (
-        {
-            "steps": 4,
-            "mini_batches": 2,
-            "algorithm": Grpo(correctness_filter="mixed", max_rounds=3),
-            "optimizer": SMOOTH.model_copy(update={"schedule": "cosine"}),
-            "average": 0.5,
-            "batching": TRAIN.batching.model_copy(update={"micro_batch_tokens": 1024}),
-            "eval_every": 1,
-            "checkpoint_every": 2,
-        },
-        # The best of the first stage has no checkpoint.
-        {1: 0.25, 2: 0.5, 3: 0.75, 4: 0.25, 5: 0.25, 6: 0.25},
-        2,
-    ),
+    # micro-batches, whose ratio compares with the step's start; some are skipped. Then a second
+    # stage, from the second step's weights.
+    "all": {
+        "steps": 4,
+        "mini_batches": 2,
+        "algorithm": Grpo(correctness_filter="mixed", max_rounds=3),
+        "optimizer": SMOOTH.model_copy(update={"schedule": "cosine"}),
+        "average": 0.5,
+        "batching": TRAIN.batching.model_copy(update={"micro_batch_tokens": 1024}),
+        "eval_every": 1,
+        "checkpoint_every": 2,
+    },
 }
+# What is said of the weights there: the best of the first stage has no checkpoint.
+ACCURACY_OF_ALL = {1: 0.25, 2: 0.5, 3: 0.75, 4: 0.25, 5: 0.25, 6: 0.25}
 
 
 @dataclass(frozen=True)
@@ -434,7 +427,7 @@ def trainer(
         },
         write=write or Writer(folder),
         train=examples,
-        validate=validate or (lambda params, version: ACCURACY[version]),
+        validate=validate or (lambda params, version: ACCURACY.get(version, 0.0)),
         max_turns=2,
         log=log,
     )
@@ -451,23 +444,22 @@ def trainer(
 
 
 def take_course(folder, course):
-    """Make the trainer of a course."""
-    changes, accuracy, _ = COURSES[course]
-    judge = seldom_mixed if course == "all" else score
+    judge, accuracy = (seldom_mixed, ACCURACY_OF_ALL) if course == "all" else (score, ACCURACY)
 
     def validate(params, version):
         distributed.check()  # as the rollouts of an evaluation do
         return accuracy[version]
 
-    return trainer(folder, validate=validate, judge=judge, hybrid=course == "hybrid", **changes)
+    hybrid = course == "hybrid"
+    return trainer(folder, validate=validate, judge=judge, hybrid=hybrid, **COURSES[course])
 
 
 def run_course(trainer, course, progress=ignore):
     """Run all stages of a trainer's course."""
-    config, (*_, second) = trainer._config, COURSES[course]
     trainer.run(progress)
-    if second:
-        trainer.begin_stage(config.optimizer, first=config.steps, steps=second, start=2)
+    if course == "all":
+        config = trainer._config
+        trainer.begin_stage(config.optimizer, first=config.steps, steps=2, start=2)
         trainer.run(progress)
 
 
