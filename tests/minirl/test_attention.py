@@ -84,7 +84,6 @@ def visible(rows):
 
 
 def repeated(q, *arrays):
-    """Repeat heads of keys and values, as many as there are queries'."""
     return (jnp.repeat(array, q.shape[2] // array.shape[2], axis=2) for array in arrays)
 
 

@@ -102,9 +102,7 @@ def test_mask_is_true_exactly_on_sampled_ids():
         ("", "a", "length", "a"),
     ],
 )
-def test_a_thought_that_the_prompt_opened_and_a_limit_cuts_off_says_nothing(
-    prompt, reply, finish, heard
-):
+def test_a_thought_that_the_prompt_opened_says_nothing_if_cut_off(prompt, reply, finish, heard):
     """The environment is told that it is one, for the reply alone does not."""
 
     class Texts(toy.Tokenizer):
