@@ -58,31 +58,19 @@ def _learning(model: str, topology: str) -> Any:
 
 
 @functools.cache
-def _update_programs(model: str, topology: str) -> dict[str, Any]:
+def _lowered(model: str, topology: str, kind: str) -> dict[str, Any]:
     learning = _learning(model, topology)
-    return learning.learner.lower(learning.state, SHAPE)
-
-
-@functools.cache
-def _sampler_programs(model: str, topology: str) -> dict[str, Any]:
-    first, cache, _ = _learning(model, topology).place_sampler(held_bytes=0)
+    if kind == "update":
+        return learning.learner.lower(learning.state, SHAPE)
+    first, cache, _ = learning.place_sampler(held_bytes=0)
     return lowered_programs(first, cache)
 
 
 @functools.cache
-def update(model: str, topology: str, name: str) -> Compiled:
-    """Compile a program of the update."""
-    return _compiled(_update_programs(model, topology)[name])
-
-
-@functools.cache
-def sampler(model: str, topology: str, name: str) -> Compiled:
-    """Compile a program of the native sampler on one process's devices."""
-    return _compiled(_sampler_programs(model, topology)[name])
-
-
-def _compiled(lowered: Any) -> Compiled:
-    found = lowered.compile()
+def compiled(model: str, topology: str, name: str) -> Compiled:
+    """Compile a program of the update, or of the native sampler on one process's devices."""
+    kind = "update" if name in ("gradient", "apply") else "sampler"
+    found = _lowered(model, topology, kind)[name].compile()
     return Compiled(found.memory_analysis(), found.as_text(), list(_operations(found)))
 
 
@@ -92,9 +80,9 @@ _LENGTH = re.compile(r"known_trip_count[^\d]*(\d+)")
 _OPCODE = re.compile(r"\s([a-z][a-z0-9\-]*)\(")
 
 
-def _operations(compiled: Any) -> Iterator[Operation]:
+def _operations(program: Any) -> Iterator[Operation]:
     """Yield the operations of a program as they are scheduled, the body of a loop once."""
-    (module,) = compiled.runtime_executable().hlo_modules()
+    (module,) = program.runtime_executable().hlo_modules()
     computations = {one.name: one.instructions() for one in module.computations()}
     # A module lists computations before those that call them.
     entry = list(computations)[-1]

@@ -22,7 +22,7 @@ def of(*cases):
 
 
 def gradient(case):
-    return programs.update(*case, "gradient")
+    return programs.compiled(*case, "gradient")
 
 
 def kinds_of(case, lines):
@@ -74,7 +74,7 @@ def test_the_unembedding_is_gathered_in_bf16_and_temporaries_leave_room_for_the_
 @pytest.mark.parametrize("name", ["gradient", "apply"])
 @of(*CASES, *TPUS)
 def test_arguments_are_donated_and_nothing_calls_the_host(case, name):
-    program = programs.update(*case, name)
+    program = programs.compiled(*case, name)
     returned = program.memory.output_size_in_bytes - program.memory.alias_size_in_bytes
     assert returned < programs.RETURNED_BYTES
     if case in CASES:
@@ -87,14 +87,14 @@ def test_arguments_are_donated_and_nothing_calls_the_host(case, name):
 @of(*CASES, HYBRID)
 def test_a_token_takes_few_kernels(case):
     """A layer of linear attention takes more of them than one of attention."""
-    loop = programs.sampling_loop(programs.sampler(*case, "decode"))
+    loop = programs.sampling_loop(programs.compiled(*case, "decode"))
     assert programs.kernels(loop) <= (740 if case == HYBRID else 510)
 
 
 @of(*CASES, HYBRID, *TPUS, TPU_HYBRID)
 def test_devices_do_not_wait_for_each_other_while_they_sample(case):
     """No collective anywhere in the loop over tokens, its condition included."""
-    loop = programs.sampling_loop(programs.sampler(*case, "decode"))
+    loop = programs.sampling_loop(programs.compiled(*case, "decode"))
     assert [one.text for one in loop if programs.is_collective(one)] == []
 
 
@@ -110,7 +110,7 @@ def test_devices_do_not_wait_for_each_other_while_they_sample(case):
     ],
 )
 def test_the_cache_is_updated_in_place(case, name, share):
-    memory = programs.sampler(*case, name).memory
+    memory = programs.compiled(*case, name).memory
     kept = memory.output_size_in_bytes
     assert memory.alias_size_in_bytes > 0.99 * kept
     assert memory.temp_size_in_bytes < share * kept
@@ -119,7 +119,7 @@ def test_the_cache_is_updated_in_place(case, name, share):
 @pytest.mark.parametrize("name", ["fill", "decode"])
 @of(*CASES)
 def test_it_fits_and_nothing_calls_the_host(case, name):
-    program = programs.sampler(*case, name)
+    program = programs.compiled(*case, name)
     memory = program.memory
     total = memory.argument_size_in_bytes + memory.temp_size_in_bytes
     total += memory.output_size_in_bytes - memory.alias_size_in_bytes
