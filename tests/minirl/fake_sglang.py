@@ -105,7 +105,6 @@ class Fake:
         handler.connection.close()
 
     def right(self, path, body):
-        """Do what is asked; return a status and an answer."""
         self.order.append(path)
         told = {
             "/model_info": {"weight_version": self.weights},

@@ -34,16 +34,8 @@ from minirl.run import preemption
 from minirl.run.preemption import Preempted
 from minirl.sample.rollout import Rollout
 from minirl.sglang import process, transfer
-from minirl.sglang.process import ChildServer, close, free_ports, launch
 from minirl.sglang.sampler import Servers
 from minirl.sglang.server import Generated, PushedWeights
-from minirl.sglang.transfer import (
-    lora_options,
-    remove_versions,
-    whole_tensors,
-    write_adapters,
-    write_version,
-)
 from minirl.train.rollouts import gather_metrics, make_sampler
 from minirl.types import Decoding, Request
 from tests.waiting import is_alive, wait_until
@@ -119,13 +111,9 @@ def answer(ids=(10, 11, STOP), **meta):
     return {"output_ids": ids, "meta_info": right | meta}
 
 
-def spans(*ends):
-    """Return what a server says of the weights that sampled a reply: (name, end) of each part."""
-    starts = [0, *(end for _, end in ends)]
-    return [
-        {"version": name, "start": start, "end": end}
-        for (name, end), start in zip(ends, starts, strict=False)
-    ]
+def spans(*parts):
+    """Return what a server says of the weights that sampled a reply: (name, start, end) of each."""
+    return [dict(zip(("version", "start", "end"), part, strict=True)) for part in parts]
 
 
 IMPOSSIBLE = {
@@ -135,20 +123,16 @@ IMPOSSIBLE = {
     "other ids": answer(output_token_logprobs=[[-1, i, None] for i in (10, 12, STOP)]),
     "too long": answer((10,) * 8 + (STOP,)),
     "empty": answer(()),
-    "weights of no token": answer(weight_versions=spans(("a", 2))),
-    "weights of a trillion": answer(weight_versions=[{"version": "a", "start": 0, "end": 10**12}]),
-    "weights of a token twice": answer(
-        weight_versions=[
-            {"version": v, "start": s, "end": e} for v, s, e in (("a", 0, 2), ("b", 1, 2))
-        ]
-    ),
+    "weights of no token": answer(weight_versions=spans(("a", 0, 2))),
+    "weights of a trillion": answer(weight_versions=spans(("a", 0, 10**12))),
+    "weights of a token twice": answer(weight_versions=spans(("a", 0, 2), ("b", 1, 2))),
     "aborted": answer(finish_reason={"type": "abort"}),
 }
 
 
 @pytest.mark.parametrize("name", IMPOSSIBLE)
 def test_a_reply_that_cannot_be_true_is_refused(name):
-    right = answer(weight_versions=spans(("a", 1), ("b", 3)))
+    right = answer(weight_versions=spans(("a", 0, 1), ("b", 1, 3)))
     found = Generated.model_validate_json(json.dumps(right), context=REQUEST)
     assert (found.ids, found.versions) == ((10, 11, STOP), ("a", "b", "b"))
     with pytest.raises(ValidationError):
@@ -165,7 +149,7 @@ REPLY_FAULTS = {
     "503": (503, "status"),
     "cut short": (b'{"output_ids": [10, 1', "garbage"),
     "older weights": (edited(weight_version="a", weight_versions=[]), "stale"),
-    "mixed weights": (edited(weight_versions=spans(("b", 1), ("c", 3))), "stale"),
+    "mixed weights": (edited(weight_versions=spans(("b", 0, 1), ("c", 1, 3))), "stale"),
 }
 
 
@@ -244,9 +228,7 @@ def test_episodes_are_shared_out_and_stay_at_their_server_until_it_is_lost(fakes
 
 @pytest.mark.parametrize("has_ended", [True, False])
 @pytest.mark.parametrize("lora", [None, LORA])
-def test_a_server_of_ours_is_started_anew_if_it_has_ended(
-    fakes, serve, lora, has_ended, monkeypatch
-):
+def test_a_child_is_started_anew_if_it_has_ended(fakes, serve, lora, has_ended, monkeypatch):
     monkeypatch.setattr("minirl.sglang.process.launch", lambda *_, **__: fakes)
     servers = serve(fakes, launch=2, lora=lora)
     fakes[0].down = has_ended
@@ -296,19 +278,24 @@ def test_when_none_comes_back_the_servers_are_lost(fakes, serve):
             call(servers)
 
 
+# Adapters whose loading was not answered in time are there already.
+@pytest.mark.parametrize(
+    ("path", "settings"),
+    [("/flush_cache", {"wait_s": 90}), ("/load_lora_adapter", {"wait_s": 5, "lora": LORA})],
+)
 def test_a_server_that_misses_new_weights_holds_nobody_up_and_gets_them_later(
-    fakes, serve, monkeypatch
+    fakes, serve, monkeypatch, path, settings
 ):
-    servers = serve(fakes, wait_s=90)
+    servers, go = serve(fakes, **settings), threading.Event()
     monkeypatch.setattr("minirl.sglang.server.BRIEF_S", 3.0)
-    fakes[0].faults["/flush_cache"] = ["hang"]
-    start = time.monotonic()
+    fakes[0].faults[path] = [lambda right: go.wait(60) and right]
+    begun = time.monotonic()
     send(servers, "b")
-    assert time.monotonic() - start < 45
-    assert fakes[1].weights == "b"
-    fakes[0].hung.set()
-    wait_until(lambda: numbers_are(servers, taken_back=1, failed_deadline=1))
-    assert fakes[0].weights == "b"
+    assert time.monotonic() - begun < 45
+    assert ask(servers)[0].versions == ("b",) * 3
+    go.set()
+    wait_until(lambda: numbers_are(servers, servers=2, taken_back=1, failed_deadline=1))
+    assert [found.versions for found in ask(servers, range(4))] == [("b",) * 3] * 4
 
 
 def test_a_signal_in_the_middle_of_a_push_leaves_servers_at_work(fakes, serve, monkeypatch):
@@ -442,18 +429,7 @@ def test_a_server_that_lacks_the_adapters_is_left_out_by_its_first_refusal(fakes
     assert [{*fake.adapters} for fake in fakes] == [{"a"}] * 2
 
 
-def test_adapters_whose_loading_was_not_answered_in_time_are_there_the_next_time(fakes, serve):
-    servers, go = serve(fakes, lora=LORA, wait_s=5), threading.Event()
-    fakes[0].faults["/load_lora_adapter"] = [lambda right: go.wait(60) and right]
-    send(servers, "b")
-    go.set()
-    wait_until(lambda: numbers_are(servers, servers=2, taken_back=1, failed_deadline=1))
-    assert [found.versions for found in ask(servers, range(4))] == [("b",) * 3] * 4
-
-
-def test_a_server_whose_weights_below_the_adapters_change_is_left_out_until_they_are_back(
-    fakes, serve
-):
+def test_a_server_is_left_out_while_weights_below_its_adapters_are_others(fakes, serve):
     servers = serve(fakes, lora=LORA)
     fakes[0].weights = "others"
     assert [found.versions for found in ask(servers, range(4))] == [("a",) * 3] * 4
@@ -464,13 +440,13 @@ def test_a_server_whose_weights_below_the_adapters_change_is_left_out_until_they
 
 
 def test_launched_servers_have_room_for_the_adapters_and_for_no_others():
-    options = lora_options(LoraConfig(rank=4, targets=("q", "down", "out")))
+    options = transfer.lora_options(LoraConfig(rank=4, targets=("q", "down", "out")))
     assert options == [
         "--enable-lora", "--max-lora-rank", "4", "--max-loras-per-batch", "3",
         "--lora-target-modules", "q_proj", "down_proj",
     ]  # fmt: skip
     # No name of linear attention is on SGLang's list.
-    assert lora_options(LoraConfig(rank=4, targets=("q",)), toy.HYBRID.hybrid)[-1] == "all"
+    assert transfer.lora_options(LoraConfig(rank=4, targets=("q",)), toy.HYBRID.hybrid)[-1] == "all"
 
 
 # Samplers before servers: weights are brought once, and many episodes stay apart.
@@ -584,63 +560,54 @@ def test_many_episodes_are_played_by_few_threads_and_connections(serve, fakes):
 ROOT = Path(__file__).parents[2]
 
 
-PARENT = """
-import sys, time
-from pathlib import Path
-from minirl.sglang.process import ChildServer
-line = [sys.executable, "-c", sys.argv[2]]
-child = ChildServer(line, {"WORD": "x"}, 1, Path(sys.argv[1]) / "log")
-if sys.argv[3] == "close":
-    while not (Path(sys.argv[1]) / "pids").exists(): time.sleep(0.02)
-    child.close()
-else:
-    time.sleep(600)
-"""
 # A server with a process of its own, which ends with it as SGLang's do; neither takes notice of a
 # polite end.
 SERVER = """
-import os, pathlib, signal, subprocess, sys, time
-from minirl.sglang.process import _TIED
+import os, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 line = [sys.executable, "-c", "import time; time.sleep(600)"]
-worker = subprocess.Popen([sys.executable, "-c", _TIED, str(os.getpid()), *line])
-path = pathlib.Path(FOLDER) / "part"
-path.write_text(f"{os.getpid()} {worker.pid} {os.environ['WORD']}")
-path.rename(path.with_name("pids"))
+worker = subprocess.Popen([sys.executable, "-c", sys.argv[1], str(os.getpid()), *line])
+print(os.getpid(), worker.pid, os.environ["WORD"], "end", flush=True)
+time.sleep(600)
+"""
+# A run with such a server.
+RUN = """
+import sys, time
+from pathlib import Path
+from minirl.sglang.process import _TIED, ChildServer
+child = ChildServer([sys.executable, "-c", sys.argv[1], _TIED], {"WORD": "x"}, 1, Path(sys.argv[2]))
 time.sleep(600)
 """
 
 
+def said(log):
+    """Wait until a child has said `end`; return its words before."""
+    wait_until(lambda: log.exists() and log.read_text().endswith("end\n"))
+    return log.read_text().split()[:-1]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-@pytest.mark.parametrize("end", ["close", "SIGKILL"])
-def test_children_end_with_the_run_however_it_ends(tmp_path, end):
-    server = SERVER.replace("FOLDER", repr(str(tmp_path)))
-    line = [sys.executable, "-c", PARENT, str(tmp_path), server, end]
-    parent = subprocess.Popen(line, env=os.environ | {"PYTHONPATH": str(ROOT)})
-    pids = tmp_path / "pids"
-    wait_until(pids.exists)
-    one, other, word = pids.read_text().split()
+def test_children_end_with_a_run_that_is_killed(tmp_path):
+    log = tmp_path / "log"
+    line = [sys.executable, "-c", RUN, SERVER, log]
+    run = subprocess.Popen(line, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    *pids, word = said(log)
     assert word == "x"
-    if end == "SIGKILL":
-        parent.kill()
-    parent.wait(30)
-    wait_until(lambda: not is_alive(one) and not is_alive(other))
+    run.kill()
+    run.wait(30)
+    wait_until(lambda: not any(map(is_alive, pids)))
 
 
-def test_children_are_ended_side_by_side(tmp_path):
+def test_children_are_ended_side_by_side_with_what_they_have_started(tmp_path):
     """Each of these takes the whole grace period."""
-    sleep = (
-        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
-        "print('end', flush=True); time.sleep(99)"
-    )
-    logs = [tmp_path / f"{n}.log" for n in range(4)]
-    children = [ChildServer([sys.executable, "-c", sleep], {}, 1, log) for log in logs]
-    for log in logs:
-        said(log)
+    line, logs = [sys.executable, "-c", SERVER, process._TIED], [tmp_path / n for n in "abcd"]
+    children = [process.ChildServer(line, {"WORD": "x"}, 1, log) for log in logs]
+    pids = [pid for log in logs for pid in said(log)[:2]]
     begun = time.monotonic()
-    close(children)
+    process.close(children)
     assert time.monotonic() - begun < 4 * process._GRACE_S
     assert not any(child.is_running for child in children)
+    wait_until(lambda: not any(map(is_alive, pids)))
 
 
 def interpreter(folder):
@@ -652,11 +619,6 @@ def interpreter(folder):
     return path
 
 
-def said(log):
-    wait_until(lambda: log.read_text().endswith("end\n"))
-    return log.read_text().split()[:-1]
-
-
 def test_launched_servers_have_their_interpreter_and_their_devices(tmp_path, monkeypatch):
     named, default = interpreter(tmp_path / "named"), interpreter(tmp_path / "default")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")  # the learner's
@@ -665,7 +627,7 @@ def test_launched_servers_have_their_interpreter_and_their_devices(tmp_path, mon
         config = SglangConfig(python=given, launch=2, devices=("4,5", "6,7"))
         logs = tmp_path / f"{expected.parent.name}-logs"
         path = f"{expected.parent}:{os.environ['PATH']}"
-        children = launch(config, tmp_path, dtype="float32", seed=0, logs=logs)
+        children = process.launch(config, tmp_path, dtype="float32", seed=0, logs=logs)
         try:
             assert [said(logs / f"sglang-{number}.log") for number in (0, 1)] == [
                 [str(expected), path, devices, "-m", "sglang.launch_server"]
@@ -681,7 +643,7 @@ def test_launched_servers_have_their_interpreter_and_their_devices(tmp_path, mon
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_no_connection_takes_a_port_before_its_server_listens():
-    ports = free_ports(20)
+    ports = process.free_ports(20)
     assert len(set(ports)) == 20
     first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     assert not any(first <= port <= last for port in ports)
@@ -699,14 +661,14 @@ def by_file(folder):
 
 def test_a_version_is_the_model_wherever_it_lies_in_the_type_that_servers_compute_in(tmp_path):
     params = nnx.state(toy.spread(toy.model(), make_mesh({"fsdp": 4, "tensor": 2})), nnx.Param)
-    folder = write_version(tmp_path / "w", "x-3", params, dtype="float32")
+    folder = transfer.write_version(tmp_path / "w", "x-3", params, dtype="float32")
     assert folder == tmp_path / "w" / "version-x-3"
     assert [path.name for path in folder.iterdir()] == ["model.safetensors"]
     written, expected = load_file(folder / "model.safetensors"), by_file(tmp_path / "export")
     assert written.keys() == expected.keys()
     for name in expected:
         np.testing.assert_array_equal(written[name], expected[name], err_msg=name)
-    found = dict(whole_tensors(params, "bfloat16"))
+    found = dict(transfer.whole_tensors(params, "bfloat16"))
     kinds = {(array.dtype.name, len(array.sharding.device_set)) for array in found.values()}
     assert kinds == {("bfloat16", 1)}
     norm = toy.model().final_norm[...].astype(jnp.bfloat16)
@@ -729,7 +691,7 @@ def test_a_disk_that_is_full_here_leaves_no_process_waiting_in_a_collective(tmp_
     monkeypatch.setattr(transfer, "write_files", full)
     monkeypatch.setattr(transfer, "whole_tensors", noted)
     with pytest.raises(OSError, match=r"No space.*model\.safetensors"):
-        write_version(tmp_path / "w", "x", params, dtype="float32")
+        transfer.write_version(tmp_path / "w", "x", params, dtype="float32")
     assert sorted(asked) == sorted(by_file(tmp_path / "export"))
     assert not (tmp_path / "w" / "version-x").exists()
 
@@ -739,7 +701,7 @@ def test_of_adapters_a_version_is_peft_s_folder_wherever_they_lie(tmp_path):
     model = spread(toy.model(), make_mesh({"fsdp": 4, "tensor": 2}))
     add_adapters(model, lora, seed=0)
     params = trained(model)
-    folder = write_adapters(tmp_path, "x-3", params, lora, base=tmp_path / "base")
+    folder = transfer.write_adapters(tmp_path, "x-3", params, lora, base=tmp_path / "base")
     assert folder == tmp_path / "version-x-3"
     shapes = huggingface.tensor_shapes(params)
     expected = huggingface.tensors(params)
@@ -754,7 +716,7 @@ def test_adapters_of_linear_attention_are_pushed_as_sglang_joins_them(tmp_path, 
     lora = LoraConfig(rank=2, targets=targets)
     model = adapted(spread(toy.model(hybrid=True), None), lora)
     expected = dict(huggingface.tensors(trained(model)))
-    folder = write_adapters(
+    folder = transfer.write_adapters(
         tmp_path, "x", trained(model), lora, base=tmp_path, hybrid=toy.HYBRID.hybrid
     )
     found = load_file(folder / "adapter_model.safetensors")
@@ -780,7 +742,7 @@ def test_adapters_of_linear_attention_are_pushed_as_sglang_joins_them(tmp_path, 
 def test_only_one_version_is_kept(tmp_path):
     for name in ("version-a-2", "version-a-1", ".version-a-9.7.new", "other"):
         (tmp_path / name).mkdir()
-    remove_versions(tmp_path, but=tmp_path / "version-a-2")
+    transfer.remove_versions(tmp_path, but=tmp_path / "version-a-2")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "version-a-2"]
 
 
