@@ -113,9 +113,7 @@ def test_a_reply_ends_with_its_stop_token_or_at_its_limit():
 # response, and no further one. A longer prompt is computed in pieces, of which each looks back at
 # those before it.
 @pytest.mark.parametrize(("length", "response"), [(33, 32), (33, 33), (90, 4)])
-def test_the_last_token_of_the_longest_episode_sees_itself_and_all_before(
-    monkeypatch, length, response
-):
+def test_the_last_token_of_the_longest_episode_sees_all_before(monkeypatch, length, response):
     monkeypatch.setitem(cache._PIECES, "cpu", (32,))
     model, request = shallow(), Request(0, prompt(length), response, PLAIN)
     sizes = {"max_prompt_tokens": length, "max_response_tokens": response}
@@ -177,10 +175,6 @@ class Counted(int):
     def __eq__(self, other):
         Counted.compared += 1
         return int(self) == int(other)
-
-    def __lt__(self, other):
-        Counted.compared += 1
-        return int(self) < int(other)
 
 
 def comparisons(prompts):
@@ -545,10 +539,7 @@ def test_a_copy_has_the_weights_in_the_type_of_the_computation():
     model = toy.spread(toy.model(), make_mesh({"fsdp": 4, "tensor": 2}))
     own, params = local_model(model)[2], nnx.state(model)
     assert own is not None
-    copy, described = (
-        local_params(params, own, jnp.bfloat16),
-        copy_shapes(params, own, jnp.bfloat16),
-    )
+    copy, described = (make(params, own, jnp.bfloat16) for make in (local_params, copy_shapes))
     for array, leaf, info in zip(*map(jax.tree.leaves, (copy, params, described)), strict=True):
         assert (array.shape, array.dtype) == (info.shape, info.dtype)
         assert array.sharding.is_equivalent_to(info.sharding, array.ndim)

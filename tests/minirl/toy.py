@@ -187,15 +187,7 @@ def train_bpe(texts: Iterable[str], *, vocab_size: int) -> Bpe:
 # Sampling.
 
 
-def sampler(
-    source: Decoder,
-    *,
-    group_size: int = 1,
-    seed: int = 0,
-    stop_ids: Any = STOP_IDS,
-    rows: Sequence[int] = (),
-    **settings: Any,
-) -> NativeSampler:
+def sampler(source, *, group_size=1, seed=0, stop_ids=STOP_IDS, rows=(), **settings: Any):
     """Make a sampler with weights, and with programs for these numbers of rows beside that of all
     its slots.
     """
