@@ -29,10 +29,6 @@ MESHES = ({"data": 2, "fsdp": 2, "tensor": 2}, {"fsdp": 8}, {"tensor": 8})
 INDEX = "model.safetensors.index.json"
 
 
-def same(model, other):
-    assert_same(nnx.state(model), nnx.state(other))
-
-
 def same_tensors(folder, other):
     """Check that two folders have the same numbers in the same types, by the same names."""
     written, original = (load_file(one / "model.safetensors") for one in (folder, other))
@@ -52,11 +48,6 @@ def copied(name, tmp_path):
     return Path(shutil.copytree(REFERENCE / name, tmp_path / "model", ignore=ignore))
 
 
-@pytest.fixture
-def folder(tmp_path) -> Path:
-    return copied("qwen2", tmp_path)
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_are_those_of_transformers(name):
     expected = np.load(REFERENCE / name / "reference.npz")
@@ -73,7 +64,7 @@ def test_logits_are_those_of_transformers(name):
 )
 def test_each_device_holds_its_part_of_the_same_weights(name, shape):
     model = huggingface.load(REFERENCE / name, mesh=make_mesh(shape))
-    same(model, huggingface.load(REFERENCE / name))
+    assert_same(model, huggingface.load(REFERENCE / name))
     parts = shape.get("fsdp", 1) * shape.get("tensor", 1)
     mixed = model.layers.linear.in_qkv if name == "qwen35" else model.layers.gate
     assert mixed[...].addressable_shards[0].data.size == mixed[...].size // parts
@@ -84,7 +75,7 @@ def test_what_is_saved_is_what_transformers_wrote(name, tmp_path):
     model = huggingface.load(REFERENCE / name)
     huggingface.save(model, tmp_path / "new", source=REFERENCE / name)
     same_tensors(tmp_path / "new", REFERENCE / name)
-    same(huggingface.load(tmp_path / "new"), model)
+    assert_same(huggingface.load(tmp_path / "new"), model)
     assert read_config(tmp_path / "new") == read_config(REFERENCE / name)
 
 
@@ -104,13 +95,14 @@ def test_shards_of_bounded_size(tmp_path, monkeypatch):
         total += size
         assert {key for key, file in index["weight_map"].items() if file == path.name} == {*held}
     assert total == index["metadata"]["total_size"]
-    same(huggingface.load(new, mesh=mesh), model)
+    assert_same(huggingface.load(new, mesh=mesh), model)
 
 
-def test_saving_replaces_a_model_and_nothing_else(folder):
+def test_saving_replaces_a_model_and_nothing_else(tmp_path):
+    folder = copied("qwen2", tmp_path)
     model = huggingface.init(read_config(folder), 3)
     huggingface.save(model, folder, source=folder)
-    same(huggingface.load(folder), model)
+    assert_same(huggingface.load(folder), model)
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
     (folder / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match=r"notes\.txt: would be lost"):
@@ -155,7 +147,7 @@ ROTARY = [f"model.layers.{layer}.self_attn.rotary_emb.inv_freq" for layer in ran
 def test_what_lies_beside_the_weights_changes_nothing(name, change, tmp_path):
     folder = copied(name, tmp_path)
     change(folder)
-    same(huggingface.load(folder), huggingface.load(REFERENCE / name))
+    assert_same(huggingface.load(folder), huggingface.load(REFERENCE / name))
 
 
 def cut(folder: Path) -> None:
@@ -468,4 +460,4 @@ def test_a_vision_tower_is_left_out(tmp_path, caplog):
     assert config["architectures"] == ["Qwen3_5ForCausalLM"]
     assert (config["model_type"], config["eos_token_id"]) == ("qwen3_5_text", 2)
     assert read_config(new) == read_config(source)
-    same(huggingface.load(new), model)
+    assert_same(huggingface.load(new), model)
