@@ -1,5 +1,6 @@
 """An update is the same on one device and on every mesh, and runs move between meshes."""
 
+import math
 from contextlib import closing
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from minirl.exchange import UserError
 from minirl.model.lora import add_adapters, described, trained
 from minirl.model.sharding import make_mesh, param_path, param_shardings, row_parts
 from minirl.run.checkpoint import Checkpoints, read_params
+from minirl.train.trainer import learner_of
 from tests.plain_model import arrays, assert_close, assert_near, assert_same
 
 from . import toy
@@ -21,14 +23,24 @@ from . import toy
 WIDE = {"micro_batch_tokens": 512, "answer_multiple": 192}
 
 
+def learner(shape, *, hybrid=False, algorithm=toy.TRAIN.algorithm, lora=None, **options):
+    """Return a learner on a mesh (None for one device) and its start."""
+    mesh = shape and make_mesh(shape, jax.devices()[: math.prod(shape.values())])
+    source = toy.spread(toy.model(hybrid=hybrid), mesh)
+    if lora:
+        source = toy.adapted(source, lora)
+    config = toy.TRAIN.model_copy(update={"algorithm": algorithm})
+    found = learner_of(source, config, temperature=0.8)
+    return found, found.init(trained(source), **options)
+
+
 def update(shape, options, **sizes):
     """Return a learner, the weights it began with, what an update made of it, and its numbers."""
-    learner, state = toy.learner(shape, hybrid=True, **options)
-    state = learner.init(state.params, has_average=True)
+    made, state = learner(shape, hybrid=True, has_average=True, **options)
     began = arrays(state.average)
-    batches = toy.batches(parts=row_parts(learner._mesh) if shape else 1, **sizes)
+    batches = toy.batches(parts=row_parts(made._mesh) if shape else 1, **sizes)
     # Weights are what they have moved by.
-    return learner, began, *learner.update(state, batches, rate=toy.RATE)[:2]
+    return made, began, *made.update(state, batches, rate=toy.RATE)[:2]
 
 
 # A hybrid has the layers of all models. Two micro-batches of one shape, in rows so wide that each
@@ -43,14 +55,14 @@ def update(shape, options, **sizes):
 )
 def test_an_update_on_a_mesh_equals_one_on_a_device(shape, options, sizes):
     *_, alone, expected = update(None, options)
-    learner, began, state, stats = update(shape, options, **sizes)
+    made, began, state, stats = update(shape, options, **sizes)
     assert stats["loss"] == pytest.approx(expected["loss"], rel=1e-5, abs=1e-5)
     # The weights move by the gradient's direction alone: its size is told apart.
     assert stats["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4)
     assert_near(arrays(state.params), arrays(alone.params), rtol=1e-4)
     whole, tensor = shape["fsdp"] * shape["tensor"], shape["tensor"]
     parts = {".q": whole, ".gate": whole, "embed": whole, ".gate_b": tensor, ".down_a": tensor}
-    state, ended = learner.average(state, decay=0.75), arrays(state.params)
+    state, ended = made.average(state, decay=0.75), arrays(state.params)
     means = {name: 0.75 * began[name] + 0.25 * ended[name] for name in began}
     assert_close(arrays(state.average), means, atol=1e-6)
     for path, leaf in jax.tree.leaves_with_path(state):
@@ -60,7 +72,7 @@ def test_an_update_on_a_mesh_equals_one_on_a_device(shape, options, sizes):
 
 
 def test_a_checkpoint_is_read_on_another_mesh_and_on_none(tmp_path):
-    (_, state), (_, other) = map(toy.learner, ({"fsdp": 8}, {"fsdp": 2, "tensor": 2}))
+    (_, state), (_, other) = map(learner, ({"fsdp": 8}, {"fsdp": 2, "tensor": 2}))
     with closing(Checkpoints(tmp_path)) as checkpoints:
         checkpoints.save(1, state, {}, score=0.0)
         checkpoints.wait()

@@ -24,12 +24,11 @@ from minirl.train import batching, update
 from minirl.train.batching import MicroBatches
 from minirl.train.optimizer import learning_rate, make_optimizer
 from minirl.train.update import Learner
-from minirl.types import TokenRow
 from tests.plain_model import assert_near, logits
 from tests.vectors import read
 
 from . import toy
-from .toy import gradient_of
+from .toy import gradient_of, make_groups
 
 TEMPERATURE = 0.8
 # Prompt lengths, and lengths of the turns of each row: sampled, observed, sampled, ...
@@ -44,8 +43,6 @@ LONG_GROUPS = (
     (130, ((64,), (1,), (70,))),
     (1, ((5, 3, 2), (2,), (6,))),
 )
-# Ids after the prompt that all rows of a group begin with.
-COMMON = (0, 1, 2)
 SIZES = BatchingConfig(micro_batch_tokens=1000, prompt_multiple=12, answer_multiple=20)
 
 
@@ -61,7 +58,9 @@ def weighted(logp_BC, reference_logp_BC, batch, _):
 
 def plain_loss(params, graph, rows):
     """Write the loss out, row by row: the mean over rows of means over tokens."""
-    logits_BTV, total = logits(nnx.merge(graph, params), stack(rows)), 0.0
+    longest = max(len(row.ids) for row in rows)
+    ids_BT = np.stack([np.pad(row.ids, (0, longest - len(row.ids))) for row in rows])
+    logits_BTV, total = logits(nnx.merge(graph, params), ids_BT), 0.0
     logp_BTV = jax.nn.log_softmax(logits_BTV / TEMPERATURE)
     for b, row in enumerate(rows):
         actions = np.flatnonzero(row.is_action)
@@ -70,50 +69,16 @@ def plain_loss(params, graph, rows):
     return total / len(rows)
 
 
-def row_ids(rng, prompt, turns):
-    """Return ids and mask of a row whose turns have these lengths."""
-    ids, is_action = list(prompt), [False] * len(prompt)
-    for number, length in enumerate(turns):
-        ids += rng.integers(4, 60, length).tolist()
-        is_action += [number % 2 == 0] * length
-    return ids, is_action
-
-
 @functools.cache
-def learner_of(*, hybrid, remat="none"):
+def learner_of(*, hybrid=False, remat="none"):
     """Return a learner whose step is the gradient itself, times the rate."""
     model = toy.model(hybrid=hybrid)
     model.remat = remat
     return Learner(model, weighted, optax.sgd(1.0), temperature=TEMPERATURE)
 
 
-def stack(rows):
-    ids_BT = np.zeros((len(rows), max(len(row.ids) for row in rows)), np.int32)
-    for b, row in enumerate(rows):
-        ids_BT[b, : len(row.ids)] = row.ids
-    return ids_BT
-
-
-def make_groups(lengths):
-    """Make groups of single- and multi-turn rows; each token has an advantage of its own."""
-    rng = np.random.default_rng(3)
-    groups = []
-    for prompt_length, turns_of_rows in lengths:
-        prompt = rng.integers(4, 60, prompt_length).tolist()
-        common = rng.integers(4, 60, COMMON[len(groups)]).tolist()
-        group = []
-        for turns in turns_of_rows:
-            ids, is_action = row_ids(rng, prompt, turns)
-            ids[prompt_length : prompt_length + len(common)] = common
-            advantage, logprobs = rng.uniform(0.5, 2, len(ids)), rng.normal(-4, 1, len(ids))
-            row = TokenRow(np.array(ids), np.array(is_action), logprobs, advantage, prompt_length)
-            group.append(row)
-        groups.append(group)
-    return groups
-
-
-def batches_of(groups, *, sizes=SIZES, aggregation="sequence_mean", pad_id=0):
-    return MicroBatches(groups, aggregation=aggregation, sizes=sizes, pad_id=pad_id)
+def batches_of(groups, sizes=SIZES):
+    return MicroBatches(groups, aggregation="sequence_mean", sizes=sizes, pad_id=0)
 
 
 # Of full attention alone, and of linear attention too; later tests have one, with all layers.
@@ -130,17 +95,17 @@ def test_shared_prompts_equal_rows_of_their_own(hybrid, lengths):
 
 def test_what_is_computed_again_does_not_change_the_gradient():
     params, batches = nnx.state(toy.model()), batches_of(make_groups(GROUPS))
-    _, expected = gradient_of(learner_of(hybrid=False), params, batches)
+    _, expected = gradient_of(learner_of(), params, batches)
     # Of "full", and of linear attention, tells the test of micro-batches.
-    _, found = gradient_of(learner_of(hybrid=False, remat="dots"), params, batches)
+    _, found = gradient_of(learner_of(remat="dots"), params, batches)
     apart = jax.tree.map(jnp.subtract, found, expected)
     assert optax.tree.norm(apart) < 1e-5 * optax.tree.norm(expected)
 
 
 def test_a_signal_in_the_middle_of_an_update_is_noticed_there():
     """Not after all micro-batches were ordered: all but the last two are done when it is asked."""
-    batches = [*batches_of(make_groups(GROUPS), aggregation="token_mean")] * 4
-    learner, waited, counts = copy.copy(learner_of(hybrid=False)), [], []
+    batches = [*batches_of(make_groups(GROUPS))] * 4
+    learner, waited, counts = copy.copy(learner_of()), [], []
     learner._lanes = lambda params: 1
     ready = jax.block_until_ready
     with pytest.MonkeyPatch.context() as patch:
@@ -161,7 +126,7 @@ def test_micro_batches_add_up_to_the_gradient_of_one_batch(monkeypatch):
     # Each row is computed alone, among as many cells: one program serves all.
     monkeypatch.setattr(batching, "_LIST_LENGTHS", 1)
     small = BatchingConfig(micro_batch_tokens=216, prompt_multiple=240, answer_multiple=120)
-    alone = [*batches_of(groups, sizes=small)]
+    alone = [*batches_of(groups, small)]
     assert len(alone) == 3 * len(groups)
     # Nothing of a layer is kept.
     found, parts = gradient_of(
@@ -182,7 +147,7 @@ def test_programs_of_the_shapes_of_latest_use_are_kept(monkeypatch):
         assert by_shape(batch)(batch) == length
         counts.append(by_shape.programs)
     assert counts == [1, 1, 2, 2, 3, 3, 4]
-    assert {type(function) for function in learner_of(hybrid=False)._by_shape} == {update._ByShape}
+    assert {type(function) for function in learner_of()._by_shape} == {update._ByShape}
 
 
 # What a model in bfloat16 sums in fp32: logits in learner and sampler, the embedding's gradient.

@@ -39,8 +39,6 @@ from minirl.run.metrics import JsonLines
 from minirl.sample.cache import ROWS
 from minirl.sample.sampler import NativeSampler
 from minirl.train.batching import MicroBatches
-from minirl.train.losses import policy_loss
-from minirl.train.optimizer import make_optimizer
 from minirl.train.rollouts import TrainingTask
 from minirl.train.trainer import Trainer
 from minirl.train.update import Learner
@@ -226,19 +224,6 @@ def next_logprobs(source: Decoder, ids: Sequence[int], *, temperature: float = 1
 SMOOTH = OptimizerConfig(learning_rate=2.0, weight_decay=0.0, max_grad_norm=1e-8)
 
 
-def learner(
-    shape: dict[str, int] | None, *, algorithm: Any = None, hybrid: bool = False, lora: Any = None
-) -> tuple[Learner, Any]:
-    """Return a learner on a mesh (None for one device) and its start."""
-    mesh = shape and make_mesh(shape, jax.devices()[: math.prod(shape.values())])
-    source = spread(model(hybrid=hybrid), mesh)
-    if lora:
-        source = adapted(source, lora)
-    loss = partial(policy_loss, algorithm or Grpo())
-    found = Learner(source, loss, make_optimizer(SMOOTH), temperature=0.8)
-    return found, found.init(trained(source))
-
-
 # It drowns what weights round.
 RATE = 1024.0
 
@@ -254,22 +239,31 @@ def gradient_of(learner: Learner, params: Any, batches: Any, **options: Any) -> 
     return numbers, jax.tree.map(moved, params, state.params)
 
 
-def batches(*, parts: int = 1, **sizes: int) -> MicroBatches:
-    """Make eight groups of four one- and two-turn rows around a policy that the model is not."""
-    rng = np.random.default_rng(0)
+def make_groups(lengths: Iterable[tuple[int, Any]]) -> list[list[TokenRow]]:
+    """Make groups of rows around a policy that the model is not; each token has an advantage of its
+    own. Of each group the lengths are that of its prompt, and those of the turns of each row:
+    sampled, observed, sampled, ... Some groups' rows begin alike.
+    """
+    rng = np.random.default_rng(3)
     groups = []
-    for _ in range(8):
-        prompt = rng.integers(4, 60, rng.integers(3, 12))
+    for number, (prompt_length, turns_of_rows) in enumerate(lengths):
+        prompt, common = (rng.integers(4, 60, size) for size in (prompt_length, number % 3))
         group = []
-        for _ in range(4):
-            answer = rng.integers(4, 60, rng.integers(3, 14))
-            is_action = rng.random(len(answer)) < 0.8
-            is_action[-1] = True
+        for turns in turns_of_rows:
+            answer = rng.integers(4, 60, sum(turns))
+            answer[: len(common)] = common
             ids = np.concatenate([prompt, answer])
-            mask = np.concatenate([np.zeros(len(prompt), bool), is_action])
-            logprobs = np.where(mask, rng.normal(-4, 0.2, len(ids)), 0.0)
-            group.append(TokenRow(ids, mask, logprobs, float(rng.normal()), len(prompt)))
+            is_action = np.repeat(np.arange(-1, len(turns)) % 2 == 0, [prompt_length, *turns])
+            logprobs, advantage = rng.normal(-4, 0.2, len(ids)), rng.uniform(0.5, 2, len(ids))
+            group.append(TokenRow(ids, is_action, logprobs, advantage, prompt_length))
         groups.append(group)
+    return groups
+
+
+def batches(*, parts: int = 1, **sizes: int) -> MicroBatches:
+    """Make micro-batches of eight groups of four rows of three turns."""
+    rng = np.random.default_rng(0)
+    groups = make_groups((rng.integers(3, 12), rng.integers(1, 5, (4, 3))) for _ in range(8))
     given = BatchingConfig(**{"prompt_multiple": 12, "answer_multiple": 16, **sizes})
     return MicroBatches(groups, aggregation="token_mean", sizes=given, pad_id=0, parts=parts)
 
