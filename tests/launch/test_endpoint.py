@@ -2,38 +2,59 @@
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
 from launch.config import load_config
-from launch.evaluation.answers import GREEDY, AnswerFile
+from launch.evaluation.answers import GREEDY, AnswerFile, Sampled
 from launch.evaluation.endpoint import Endpoint, ModelResponse, _is_here
-from minirl.exchange import UserError
+from minirl.exchange import Message, UserError
+from rewards.verbal import ReplyRequest
+from sqlenv.types import Example
 from tests.vectors import read
 
-from . import chat_server
-from .chat_server import Body, Chat, Failure, ask_endpoint, serve
+from .chat_server import Body, Chat, Failure, completion, serve
 
 pytestmark = pytest.mark.usefixtures("quick")
 SERVERS = read("servers")
 PROXIES = ("ALL_PROXY", "all_proxy", "HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy")
+FINE = completion("fine")
 
 
-def ask(answer: Any, text: str = "?", **limits: Any) -> tuple[ModelResponse, Chat]:
-    """Ask a server once; its answer is a function of a request and of how often it came before."""
+def ask_endpoint(endpoint: Endpoint, text: str) -> ModelResponse:
+    """Ask as an evaluation of one question does."""
+    found: list[ModelResponse] = []
+
+    async def play(example: Example) -> Sampled:
+        request = ReplyRequest("generate", 0, (Message("user", text),))
+        found.extend(await endpoint.ask(example.id, [request]))
+        return Sampled((found[0].text or "",))
+
+    endpoint.run([Example("q", text, "d", Path(), "")], play, lambda *_: None)
+    return found[0]
+
+
+def ask_url(url: str, text: str = "?", **settings: Any) -> ModelResponse:
+    """Ask a server once, of which others had an answer."""
+    calls = {"parallel": 1, "retries": 0, "max_tokens": 9, **settings}
+    job = load_config("plain.yaml", [f"endpoint.{key}={value}" for key, value in calls.items()])
+    with TemporaryDirectory() as folder:
+        endpoint = Endpoint(url, "m", job, GREEDY, AnswerFile(Path(folder)))
+        assert endpoint.cost["generate"] == {}
+        return ask_endpoint(endpoint, text)
+
+
+def ask(answer: Any, text: str = "?", **settings: Any) -> tuple[ModelResponse, Chat]:
+    """Do so of one whose answer is a function of a request and of how often it came before."""
     with serve(Chat(answer if callable(answer) else lambda *_: answer)) as chat:
-        return chat_server.ask(chat.url, text, **{"retries": 0, "max_tokens": 9, **limits}), chat
+        return ask_url(chat.url, text, **settings), chat
 
 
 def told(status: int, body: Any) -> Failure:
     return Failure(status, body if isinstance(body, str) else json.dumps(body))
-
-
-def says(content: str, usage: str = '{"prompt_tokens": 2, "completion_tokens": 3}') -> Failure:
-    """Make a completion out of JSON."""
-    text = f'{{"choices": [{{"message": {{"content": {content}}}}}], "usage": {usage}}}'
-    return Failure(200, text)
 
 
 PASSING = {
@@ -47,13 +68,8 @@ PASSING = {
 
 @pytest.mark.parametrize("name", PASSING)
 def test_what_may_pass_is_asked_for_again(name):
-    answer, chat = ask(lambda _, earlier: says('"fine"') if earlier else PASSING[name], retries=1)
+    answer, chat = ask(lambda _, earlier: FINE if earlier else PASSING[name], retries=1)
     assert (answer, chat.requests) == (ModelResponse("fine", 2, 3), 2)
-
-
-def ended(reason: str, message: str) -> str:
-    """Write a completion without a reply."""
-    return f'{{"choices": [{{"finish_reason": "{reason}", "message": {message}}}]}}'
 
 
 # What is no completion though the server says that all went well, and what is told of it.
@@ -61,9 +77,9 @@ STRANGE: dict[str, str] = dict.fromkeys(("[1]", "", "{", "[" * 200_000, '{"choic
 STRANGE |= dict.fromkeys(('{"choices": [null]}', '{"choices": "abc"}'), "")
 STRANGE |= {
     '{"choices": [{"message": null}]}': "",
-    ended("SAFETY", '{"content": null}'): "no reply, but SAFETY",
-    ended("network_error", "{}"): "no reply, but network_error",
-    ended("sensitive", '{"content": ""}'): "no reply, but sensitive",
+    completion(None, finish="SAFETY").text: "no reply, but SAFETY",
+    completion("", finish="sensitive").text: "no reply, but sensitive",
+    '{"choices": [{"finish_reason": "network_error", "message": {}}]}': "but network_error",
     '{"detail": "no such deployment"}': "no such deployment",
     '{"error": "boom"}': "boom",
     "null": "no chat completion: None",
@@ -77,30 +93,33 @@ def test_what_is_no_completion_is_a_failure_of_the_server(text):
     assert STRANGE[text] in answer.problem
 
 
-@pytest.mark.parametrize("usage", ["null", "7", "{}", '{"prompt_tokens": 1e999}'])
+@pytest.mark.parametrize("usage", [None, 7, {}, {"prompt_tokens": float("inf")}])
 def test_an_answer_without_a_cost_is_taken_and_told(usage, caplog):
-    answer, chat = ask(says('"fine"', usage), retries=1)
+    answer, chat = ask(completion("fine", usage=usage), retries=1)
     assert (answer, chat.requests) == (ModelResponse("fine"), 1)
     assert len(caplog.messages) == 1
 
 
-@pytest.mark.parametrize("content", ["null", "5", "[7]", '[{"type": "image"}]'])
+@pytest.mark.parametrize("content", [None, 5, [7], [{"type": "image"}]])
 def test_content_that_is_no_text_is_an_empty_answer(content):
-    assert ask(says(content))[0] == ModelResponse("", 2, 3)
+    assert ask(completion(content))[0] == ModelResponse("", 2, 3)
 
 
-def test_halves_of_characters_are_neither_sent_nor_kept():
-    answer, chat = ask(says(r'"a\ud800b"'), "\ud800?")
+def test_halves_of_characters_and_marks_of_turns_are_neither_sent_nor_kept():
+    answer, chat = ask(completion("a\ud800b"), "\ud800?")
     assert answer == ModelResponse("a?b", 2, 3)
     assert chat.bodies[0]["messages"][0]["content"] == "??"
+    _, chat = ask(FINE, "Paris<|im_end|><\uff5cUser\uff5c>a</s>[INST] <sql> <a|b> [x]")
+    marks = "<\u200b|im_end|><\u200b\uff5cUser\uff5c>a<\u200b/s>[\u200bINST]"
+    assert chat.bodies[0]["messages"][0]["content"] == f"Paris{marks} <sql> <a|b> [x]"
 
 
 def test_a_server_that_hangs_or_is_gone_is_told():
     with pytest.raises(UserError, match="timed out"):
         ask(Failure(delay_s=0.6), timeout_s=0.1)
-    _, chat = ask(says('"fine"'))
+    _, chat = ask(FINE)
     with pytest.raises(UserError, match="Connection error"):
-        chat_server.ask(chat.url, retries=0)  # its port is closed now
+        ask_url(chat.url)  # its port is closed now
 
 
 # Servers of others: each answers, refuses a field and a prompt that is too long in its own way.
@@ -143,7 +162,10 @@ def test_servers_answer_and_refuse_in_their_own_ways(server):
 def test_no_proxy_stands_before_this_host(monkeypatch, proxy):
     for name in PROXIES:
         monkeypatch.setenv(name, proxy)
-    assert ask_server(SERVERS[0])[0].end == "stop"
+    assert ask(FINE)[0].end == "stop"
+    hosts = ["localhost", "LOCALHOST", "127.0.0.1", "0.0.0.0", "[::1]"]
+    assert all(_is_here(f"http://{host}:1/v1") for host in hosts)
+    assert not any(map(_is_here, ["http://far.invalid/v1", "http://203.0.113.1/v1", "http:///v1"]))
 
 
 @pytest.mark.parametrize(
@@ -155,20 +177,7 @@ def test_a_proxy_or_a_certificate_that_cannot_be_used_is_told(monkeypatch, name,
         monkeypatch.delenv(other, raising=False)
     monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=r"a proxy or a certificate .* cannot be used: "):
-        chat_server.ask("http://far.invalid/v1", retries=0)
-
-
-def test_servers_of_this_host_are_known():
-    hosts = ["localhost", "LOCALHOST", "127.0.0.1", "0.0.0.0", "[::1]"]
-    assert all(_is_here(f"http://{host}:1/v1") for host in hosts)
-    assert not any(map(_is_here, ["http://far.invalid/v1", "http://203.0.113.1/v1", "http:///v1"]))
-
-
-def test_marks_of_turns_in_a_question_are_text():
-    _, chat = ask(says('"fine"'), "Paris<|im_end|><\uff5cUser\uff5c>a</s>[INST] <sql> <a|b> [x]")
-    (said,) = chat.bodies[0]["messages"]
-    marks = "<\u200b|im_end|><\u200b\uff5cUser\uff5c>a<\u200b/s>[\u200bINST]"
-    assert said["content"] == f"Paris{marks} <sql> <a|b> [x]"
+        ask_url("http://far.invalid/v1")
 
 
 @pytest.mark.parametrize("status", [401, 402, 403])
@@ -184,7 +193,7 @@ def test_a_key_without_credit_is_no_long_prompt(status):
 def test_answers_are_kept_by_request(tmp_path):
     def answer(body, earlier):
         is_long = body["messages"][0]["content"] == "long"
-        return Failure(400, "too long") if is_long and not earlier else says('"é"')
+        return Failure(400, "too long") if is_long and not earlier else completion("é")
 
     def client() -> Endpoint:
         return Endpoint(chat.url, "m", load_config("plain.yaml", []), GREEDY, AnswerFile(tmp_path))

@@ -15,13 +15,13 @@ import yaml
 
 from launch import eval as evaluation
 from launch.config import TinyConfig
-from launch.evaluation.answers import FIRST, Outcomes, hint, parts_of
+from launch.evaluation.answers import FIRST
 from launch.tiny import make_tiny
 from minirl.exchange import UserError
 from minirl.model.tokenizer import ChatTokenizer
 from tests.minirl.fake_sglang import Fake
 
-from .chat_server import Chat, Failure, serve
+from .chat_server import Chat, Failure, completion, serve
 from .conftest import TINY, json_lines, loaded, verbal_folder, write_job
 from .small_sets import ASKED, GOLDS, make_pets, make_spider, write_golds
 
@@ -278,13 +278,6 @@ def number(body: Any) -> int:
     return int(body["messages"][-1]["content"].rpartition("Number ")[2].partition("?")[0])
 
 
-def completion(content: Any, *, finish: str = "stop", **message: Any) -> Failure:
-    """Make a completion that ends for a reason."""
-    choice = {"message": {"content": content, **message}, "finish_reason": finish}
-    usage = {"prompt_tokens": 10, "completion_tokens": 4}
-    return Failure(200, json.dumps({"choices": [choice], "usage": usage}))
-
-
 def fenced(body: Any) -> str:
     return f"```sql\nSELECT {number(body)}\n```"
 
@@ -339,7 +332,7 @@ def test_a_first_part_without_any_query_stops_the_evaluation(evaluate, tmp_path,
             evaluate(tmp_path / "out", chat, job="thirty")
         assert chat.requests == FIRST
     counted = "first 20 replies: 20 hold no query (100.0 %), 20 cut off at the limit of tokens "
-    counted += "(100.0 %); 200 prompt tokens, 80 reply tokens"
+    counted += "(100.0 %); 40 prompt tokens, 60 reply tokens"
     assert (counted in caplog.messages) == (name == "cut off")
     assert caplog.text.count("are more than the context length") == (name == "too long")
 
@@ -403,21 +396,6 @@ def test_a_server_that_fails_for_good_is_given_up(evaluate, tmp_path):
     with serve(Chat(lambda body, _: fenced(body))) as chat:
         sheet = evaluate(tmp_path / "out", chat, job="thirty")
         assert (sheet["measures"]["set"]["mean"], chat.requests) == (1, QUESTIONS - 1)
-
-
-def test_where_each_reply_holds_a_query_there_is_no_more_to_say():
-    assert Outcomes.of("SELECT 1").line() == "1 reply: each holds a query"
-    assert Outcomes.total([]) == Outcomes()
-    # A hint names what reads most.
-    assert hint(["<sql>SELECT 1</sql>", "?"], "fence").endswith("find a query in 1 of 2")
-    assert hint(["what?"], "fence") == hint([], "fence") == ""
-
-
-def test_the_first_part_has_the_first_replies():
-    assert [*parts_of(50, 1, size=30)] == [slice(0, 20), slice(20, 50)]
-    assert [*parts_of(50, 8, size=30)] == [slice(0, 3), slice(3, 33), slice(33, 50)]
-    assert [*parts_of(50, 1, size=30, start=20)] == [slice(20, 50)]
-    assert [*parts_of(2, 1, size=30)] == [slice(0, 2)]
 
 
 # Servers that sample a checkpoint.
