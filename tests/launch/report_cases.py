@@ -7,35 +7,33 @@ import re
 import shutil
 from base64 import b64decode
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from random import Random
-from statistics import fmean
 from typing import Any
 
 import yaml
 
 from launch import report
 from launch.evaluation.results import (
-    STAGES,
     ModelFacts,
     QuestionVerdict,
     Report,
     ReportSettings,
     as_json,
-    mean_interval,
-    paired_difference,
+    read_place,
     summarise,
     write_result,
 )
 from launch.files import SCREENED_SHARES, write_text
+from launch.reporting.runs import outcome
+from tests.vectors import read
+from tests.worlds import write
 
 from .conftest import json_lines, write_lines
 
 TAGS = ("WHERE_ERROR", "SELECT_ERROR", "JOIN_MISSING", "GROUP_BY_ERROR")
 LEVELS = ("easy", "medium", "hard")
-SIZE = 8
-"""Trajectories of a group."""
 _THOUGHT = "The question asks for one thing, and the table has it; then I filter the rows. "
 
 
@@ -84,16 +82,14 @@ def member(
 ) -> dict[str, Any]:  # fmt: skip
     said = [turn(asked, right=False, number=n, rng=rng) for n in range(turns - 1)]
     said.append(turn(asked, right=right, number=turns - 1, rng=rng))
-    last = said[-1]
-    start = last["reply"].index(last["sql"])
-    where = start + last["sql"].index("WHERE")
-    spans = [[turns - 1, start, where, 0.5], [turns - 1, where, start + len(last["sql"]), 0.5]]
-    spans[1][3] = 0.5 if right else -1.0
+    start, sql = said[-1]["place"], said[-1]["sql"]
+    where, end = start + sql.index("WHERE"), start + len(sql)
+    credit = 0.5 if right else -1.0
     return {
         "reward": 1.5 if right else -0.25,
         "parts": {"format": 0.5, "execution": 1.0 if right else -0.75},
         "correct": right,
-        "spans": spans,
+        "spans": [[turns - 1, start, where, 0.5], [turns - 1, where, end, credit]],
         "advantage": advantage,
         "ended": "done",
         "versions": [step - 1, step - 1],
@@ -104,8 +100,8 @@ def member(
 def group(number: int, step: int, *, rng: Random, share: float) -> dict[str, Any]:
     """Make up a group; all right or all wrong ones are left out of the update."""
     asked = question(number, "train")
-    rights = [rng.random() < share for _ in range(SIZE)]
-    mean = sum(rights) / SIZE
+    rights = [rng.random() < share for _ in range(8)]
+    mean = sum(rights) / 8
     scale = math.sqrt(mean * (1 - mean))
     return {
         "step": step,
@@ -180,7 +176,7 @@ def opened(page: Path) -> dict[str, Any]:
     return {name: json.loads(gzip.decompress(b64decode(text))) for name, text in found}
 
 
-def answers(folder: Path, rights: Sequence[bool], *, rng: Random, samples: int = 0) -> None:
+def answers(folder: Path, rights: Sequence[bool], *, rng: Random, samples: int = 0) -> Report:
     """Write an evaluation's answers, and perhaps sampled ones: of each question one more than half
     of them is right where the greedy answer is, else one less.
     """
@@ -198,42 +194,38 @@ def answers(folder: Path, rights: Sequence[bool], *, rng: Random, samples: int =
         told |= {"sql": last["sql"], "scores": scores, "gold_status": "ok"}
         told |= {"status": last["result"]["status"], "clauses": ("WHERE", "ORDER BY")}
         verdicts.append(QuestionVerdict(**told))
-    settings = ReportSettings(data="test", model=ModelFacts(folder.name), decode="greedy")
-    write_result(folder, summarise(settings, verdicts))
+    write_lines(folder / "trajectories.jsonl", lines)
+    write_result(folder, summary(*verdicts))
     if samples:
         counts = (samples // 2 + (1 if right else -1) for right in rights)
         sampled = [
             replace(one, samples=(one.sql,) * samples, right=count)
             for one, count in zip(verdicts, counts, strict=True)
         ]
-        found = summarise(replace(settings, decode=f"pass@{samples}"), sampled)
-        write_result(folder / "samples", found)
-    write_lines(folder / "trajectories.jsonl", lines)
-
-
-def write_screening(folder: Path) -> None:
-    """Write what a screening of 800 questions came to."""
-    part = {"questions": 800, "never": 0.35, "sometimes": 0.3, "always": 0.35, "right": 0.5}
-    parts = {"difficulty": {"easy": part}, "database": {"<b>pets": part}}
-    (folder / SCREENED_SHARES).write_text(json.dumps({"all": part, **parts}), encoding="utf-8")
+        write_result(folder / "samples", summary(*sampled, decode=f"pass@{samples}"))
+    return read_place(folder)
 
 
 def make_run(
     folder: Path, *, steps: int = 8, groups: int = 4, questions: int = 40, seed: int = 0,
     rate: float = 0.001, live: float = 0.9, samples: int = 0,
 ) -> Path:  # fmt: skip
-    """Write a whole run; one with samples began with a warm start, too."""
+    """Write a whole run; one with samples began with a screening and a warm start, too."""
     rng = Random(seed)
+
+    def measure(place: str, rights: Sequence[bool]) -> Report:
+        return answers(folder / place, rights, rng=rng, samples=samples)
+
     before = [rng.random() < 0.35 for _ in range(questions)]
-    answers(folder / "before", before, rng=rng, samples=samples)
+    reports = {"before": measure("before", before)}
     after = [right != (rng.random() < (0.1 if right else 0.4)) for right in before]
-    answers(folder / "after", after, rng=rng, samples=samples)
-    rights = {"before": before, "after": after}
+    reports["after"] = measure("after", after)
     if samples:
         ends = zip(before, after, strict=True)
-        rights["between"] = [(old, new)[n % 2] for n, (old, new) in enumerate(ends)]
-        answers(folder / "between", rights["between"], rng=rng, samples=samples)
-        write_screening(folder)
+        reports["between"] = measure("between", [each[n % 2] for n, each in enumerate(ends)])
+        part = {"questions": 800, "never": 0.35, "sometimes": 0.3, "always": 0.35, "right": 0.5}
+        shares = {"all": part, "difficulty": {"easy": part}, "database": {"<b>pets": part}}
+        write(folder / SCREENED_SHARES, shares)
     sampled: list[Any] = [{"step": 0, "version": 2}]
     numbers = []
     for step in range(1, steps + 1):
@@ -259,62 +251,22 @@ def make_run(
             sampled += [group(n, step, rng=rng, share=share) for n in places]
     write_lines(folder / "trajectories.jsonl", sampled)
     write_lines(folder / "metrics.jsonl", numbers)
-    scores = {place: [float(right) for right in part] for place, part in rights.items()}
-    stages = {stage: ends for stage, ends in STAGES.items() if rights.keys() >= {*ends}}
-    outcome: dict[str, Any] = {
-        "questions": questions,
-        "rule": "set",
-        "accuracy": {
-            place: {"set": {"mean": fmean(part), "ci95": mean_interval(part)}}
-            for place, part in scores.items()
-        },
-        "gains": {
-            stage: {"set": asdict(paired_difference(scores[start], scores[end]))}
-            for stage, (start, end) in stages.items()
-        },
-    }
-    outcome |= {"seed": seed, "accelerator": "cpu", "seconds": 432.1}
-    (folder / "result.json").write_text(json.dumps(outcome), encoding="utf-8")
-    train = {"steps": steps, "optimizer": {"learning_rate": rate}}
-    own = {"name": "made-up", "dir": str(folder)}
-    start = {"path": f"starts/seed{seed}/model"}
+    told = {"questions": questions, "rule": "set", **outcome(reports)}
+    write(folder / "result.json", told | {"seed": seed, "accelerator": "cpu", "seconds": 432.1})
     settings = {
         "seed": seed,
-        "run": own,
-        "model": start,
+        "run": {"name": "made-up", "dir": str(folder)},
+        "model": {"path": f"starts/seed{seed}/model"},
         "reward": {"kind": "expo"},
-        "train": train,
+        "train": {"steps": steps, "optimizer": {"learning_rate": rate}},
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
-    (folder / "versions.json").write_text(json.dumps({"sqlite": "3.54.1", "jax": "0.10.2"}))
+    write(folder / "versions.json", {"sqlite": "3.54.1", "jax": "0.10.2"})
     return folder
 
 
-HOSTILE = (
-    "</script><script>document.title='taken'</script>",
-    "<img src=x onerror=\"document.title='taken'\">",
-    "<svg onload=document.title='taken'>",
-    "javascript:document.title='taken'",
-    "'\"><b>bold</b>",
-    "&lt;script&gt;&amp;&#60;b&#62;",
-    "{{constructor.constructor('document.title=1')()}}${document.title='taken'}",
-    "<!-- comment --> ]]> <![CDATA[",
-    "%PIECES% %SCRIPTS% %POLICY%",
-    "\u202eright to left\u202c \u2066isolated\u2069 \u200f",
-    "\u05e9\u05dc\u05d5\u05dd \u0645\u0631\u062d\u0628\u0627",
-    "NUL \x00 bell \x07 escape \x1b[31m",
-    "half \ud83d of a pair",
-    "line\u2028separator\u2029 next\x85",
-    "\U0001f600 \U0001f468\u200d\U0001f469\u200d\U0001f467 e\u0301" + "\u0301" * 50,
-    "x" * 100_000,
-    "\n" * 3_000,
-    "<style>*{display:none}</style>",
-    "__proto__",
-    "\x00" * 5_000 + "</textarea></title>",
-    "constructor",
-)
-
-
+LONG = ("x" * 100_000, "\n" * 3_000, "\x00" * 5_000 + "</textarea></title>")
+HOSTILE = (*read("hostile_page"), *LONG, "constructor")
 ALL = "\n".join(HOSTILE)
 
 
