@@ -1,14 +1,13 @@
 """What the warm start is shown: right answers, mistakes, and mistakes that are mended."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-import launch.config
 from launch.config import load_config
+from launch.config_files import packaged
 from launch.data.prompts import Prompts, ReplyFormat
 from launch.screening import OwnAnswer, Screened
 from launch.warm_start import TaughtAnswer, demonstrations, own_of
@@ -19,10 +18,10 @@ from sqlenv.envs.build import build_environment
 from sqlenv.executor import Executor
 from sqlenv.sql.answers import answer_of
 from sqlenv.types import Episode, Example, Observation
+from tests.vectors import read
 
 from .conftest import OVER_20 as RIGHT
 
-CONFIGS = Path(launch.config.__file__).parent / "configs"
 WRONG = "SELECT name FROM singer WHERE age < 20"
 ANSWER, MISTAKE = (f"<think> singer </think> <sql> {sql} </sql>" for sql in (RIGHT, WRONG))
 AGENT = AgenticConfig()
@@ -120,38 +119,18 @@ def test_a_transcript_with_a_mistake_answers_with_it(singer):
 
 
 # What every config's prompt asks for, and what its environment reads of a demonstration.
-FENCE, TAG = f"```sql\n{RIGHT}\n```", f"<sql>\n{RIGHT}\n</sql>"
-CALL = json.dumps({
-    "name": "run_sql_remote", "arguments": {"query": FENCE, "db_id": "music/music.sqlite"}
-})  # fmt: skip
-CALLED = f"<tool_call>\n{CALL}\n</tool_call>"
-SHORT_CALL = json.dumps({"name": "sql", "arguments": {"query": RIGHT}})
-FORMS = {
-    "progress.yaml": (TAG,),
-    "expo.yaml": (TAG,),
-    "paverl.yaml": (FENCE,),
-    "verbal.yaml": (FENCE,),
-    "astra.yaml": (CALLED, FENCE),
-    "plain.yaml": (FENCE,),
-    "laptop.yaml": (FENCE,),
-    "h100.yaml": (FENCE,),
-    "progress-demo.yaml": (ANSWER,),
-    "expo-demo.yaml": (ANSWER,),
-    "paverl-demo.yaml": (f"<think> singer </think> {FENCE}",),
-    "astra-demo.yaml": (
-        f"<think> singer </think> <tool_call>\n{SHORT_CALL}\n</tool_call>", FENCE
-    ),
-}  # fmt: skip
+FORMS = read("demonstrations")
+((TAG,), (FENCE,)) = (FORMS[name] for name in ("progress.yaml", "paverl.yaml"))
 
 
-@pytest.mark.parametrize("name", [path.name for path in sorted(CONFIGS.glob("*.yaml"))])
+@pytest.mark.parametrize("name", packaged())
 def test_a_demonstration_is_what_the_prompt_asks_for(name, singer):
     config = load_config(name, [])
     form = ReplyFormat.of(config)
     replies = (form.answer(RIGHT),)
     if form.agent is not None:
         replies = (form.call(RIGHT, singer), form.last(RIGHT))
-    assert replies == FORMS[name]
+    assert [*replies] == FORMS[name]
     with Executor(ExecutorConfig()) as executor:
         env = build_environment(
             config.env,
