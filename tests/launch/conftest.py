@@ -39,9 +39,6 @@ TABLES = """
 CREATE TABLE emp (name TEXT, dept TEXT, sal INT);
 INSERT INTO emp VALUES ('ann','x',10), ('bob','x',20), ('cid','y',20), ('dee','y',30);
 """
-SINGERS = """
-CREATE TABLE singer (name TEXT, age INTEGER); INSERT INTO singer VALUES ('Ada', 19), ('Bo', 30)
-"""
 OVER_20 = "SELECT name FROM singer WHERE age > 20"
 
 # What is looked for before a run.
@@ -77,11 +74,9 @@ if __name__ == "__main__":  # processes that a command starts read this file too
 
 
 @pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write the config of the smallest job."""
-    path = tmp_path_factory.mktemp("config") / "tiny.yaml"
-    path.write_text(yaml.safe_dump(TINY), encoding="utf-8")
-    return path
+def tiny() -> Path:
+    """The config of the smallest job."""
+    return ROOT / "tests" / "data" / "tiny.yaml"
 
 
 @pytest.fixture(scope="session")
@@ -123,7 +118,9 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def singer(tmp_path_factory: pytest.TempPathFactory) -> Example:
     """A question whose answer is one of two rows."""
-    path = make_file(tmp_path_factory.mktemp("music") / "music.sqlite", SINGERS)
+    script = "CREATE TABLE singer (name TEXT, age INTEGER); INSERT INTO singer VALUES"
+    path = tmp_path_factory.mktemp("music") / "music.sqlite"
+    make_file(path, f"{script} ('Ada', 19), ('Bo', 30)")
     return Example("1", "Who is over 20?", "music", path, OVER_20)
 
 
@@ -267,7 +264,3 @@ def verbal_folder(folder: Path, verbal: dict[str, Any], *, questions: int) -> Pa
     evaluation = {**TINY["evaluation"], "questions": questions}
     write_job(folder / "verbal.yaml", folder / "data", evaluation=evaluation, endpoint=verbal)
     return folder
-
-
-def example(database: Path, gold: str, name: str = "1") -> Example:
-    return Example(name, "", "emp", database, gold)

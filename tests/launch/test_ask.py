@@ -9,7 +9,8 @@ import pytest
 from launch import ask
 from launch.evaluation import sampling
 from launch.evaluation.answers import Outcomes, Sampled
-from minirl.exchange import UserError
+
+from .conftest import mistake
 
 # What the model says to each question, and lines of what is printed.
 REPLIES = {
@@ -18,6 +19,7 @@ REPLIES = {
     "wrong": "<sql>SELECT nobody FROM emp</sql>",
     "write": "<sql>DELETE FROM emp</sql>",
     "prose": "I cannot say. " * 100,
+    "fenced": "```sql\nSELECT 1\n```",
 }
 SHOWN = {
     "names": ["SELECT name FROM emp WHERE dept = 'x' ORDER BY name", "│ ann  │", "│ bob  │"],
@@ -25,6 +27,7 @@ SHOWN = {
     "wrong": ["SELECT nobody FROM emp", "no such column: nobody"],
     "write": ["DELETE FROM emp", "not allowed: DELETE"],
     "prose": ["there is no query in this reply"],
+    "fenced": ["there is no query in this reply"],  # which asks for a tag
 }
 RUNS = ("names", "many")
 
@@ -33,6 +36,7 @@ class Scripted:
     """Takes the place of an `Evaluator`: the policy says what the question asks for."""
 
     limits: list = []  # noqa: RUF012 - what each was made with
+    prompts: list = []  # noqa: RUF012 - and was asked
 
     def __init__(self, model, tokenizer, environment, limits, decode, config):
         self.limits.append(limits)
@@ -40,7 +44,8 @@ class Scripted:
 
     def sample(self, examples, *, first):
         episode, observation = self._environment.reset(examples[0])
-        assert "CREATE TABLE" in observation[-1].content or "emp(" in observation[-1].content
+        self.prompts.append(observation[-1].content)
+        assert "CREATE TABLE" in self.prompts[-1] or "emp(" in self.prompts[-1]
         if examples[0].question == "too long":
             return [Sampled(("",), ("",), outcomes=Outcomes.of("", "too_long"))]
         after, _ = self._environment.step(episode, REPLIES[examples[0].question])
@@ -49,13 +54,15 @@ class Scripted:
 
 @pytest.fixture
 def asked(place, database, monkeypatch, capsys):
-    """Return what asks the finished run: the exit status and the lines of standard output."""
+    """Return what asks the finished run, or a folder in it: the exit status and the lines of
+    standard output.
+    """
     monkeypatch.setattr(sampling, "Evaluator", Scripted)
 
-    def run(*questions: str, stdin: str | bytes = "") -> tuple[Any, list[str]]:
+    def run(*words: str, stdin: str | bytes = "", folder: str = "") -> tuple[Any, list[str]]:
         content = stdin if isinstance(stdin, bytes) else stdin.encode()
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), "utf-8"))
-        line = ["--checkpoint", str(place / "finished"), "--db", str(database), *questions]
+        line = ["--checkpoint", str(place / "finished" / folder), "--db", str(database), *words]
         with pytest.raises(SystemExit) as end:
             ask.main(line)
         return end.value.code, capsys.readouterr().out.splitlines()
@@ -81,8 +88,7 @@ def test_lines_of_standard_input_are_questions_and_one_that_runs_is_enough(asked
     places = [lines.index(SHOWN[question][-1]) for question in ("prose", "names", "wrong")]
     assert places == sorted(places)
     assert asked(stdin="prose\nwrong\n")[0] == 1
-    with pytest.raises(UserError, match=r"standard input: is no text in utf-8"):
-        asked(stdin="Où?".encode("latin-1"))
+    assert "standard input: is no text in utf-8" in mistake(asked, stdin="Où?".encode("latin-1"))
 
 
 def test_a_run_is_asked_with_its_own_limits_in_one_slot(asked):
@@ -92,33 +98,17 @@ def test_a_run_is_asked_with_its_own_limits_in_one_slot(asked):
 
 
 def test_a_schema_beyond_the_prompts_limit_is_a_mistake_of_a_line(asked):
-    with pytest.raises(UserError, match="more tables than this prompt has room for"):
-        asked("too long")
+    assert "more tables than this prompt has room for" in mistake(asked, "too long")
 
 
-def test_a_model_folder_has_the_short_prompt_or_that_of_a_config(
-    place, database, monkeypatch, capsys
-):
-    prompts = []
-
-    class Noting(Scripted):
-        def sample(self, examples, *, first):
-            prompts.append(self._environment.reset(examples[0])[1])
-            return [Sampled(("SELECT 1",), ("SELECT 1",))]
-
-    monkeypatch.setattr(sampling, "Evaluator", Noting)
-    model = str(place / "finished" / "warm" / "model")
-    line = ["--checkpoint", model, "--db", str(database), "Who earns 20?"]
-    with pytest.raises(SystemExit) as end:
-        ask.main(line)
-    assert end.value.code == 0
-    ((message,),) = prompts
-    assert message.content.endswith(
-        ");\nWho earns 20?\nAnswer with one SQLite query in a ```sql code block and nothing else."
+def test_a_model_folder_has_the_short_prompt_or_that_of_a_config(asked):
+    assert asked("fenced", folder="warm/model")[0] == 0
+    short = Scripted.prompts[-1]
+    assert short.endswith(
+        ");\nfenced\nAnswer with one SQLite query in a ```sql code block and nothing else."
     )
-    with pytest.raises(SystemExit):
-        ask.main(["--cfg", "progress-demo", *line])
-    assert prompts[-1] != prompts[0]
+    assert asked("--cfg", "progress-demo", "names", folder="warm/model")[0] == 0
+    assert short.replace("fenced", "names") != Scripted.prompts[-1]
 
 
 def test_the_command_answers_with_a_real_policy(command, place, database):

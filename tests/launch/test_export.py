@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import yaml
 from flax import nnx
 from safetensors import safe_open
 from safetensors.numpy import load_file
@@ -32,10 +31,10 @@ from minirl.run.checkpoint import Checkpoints
 from minirl.train.optimizer import make_optimizer
 from minirl.train.update import TrainState
 from tests import plain_model
-from tests.plain_model import arrays
+from tests.plain_model import arrays, assert_same
 from tests.vectors import read
 
-from .conftest import TINY, mistake
+from .conftest import ROOT, mistake
 
 LORA = LoraConfig(rank=3, alpha=6, targets=("q", "o", "up"))
 
@@ -65,25 +64,16 @@ def make_base(folder: Path) -> Path:
     return folder
 
 
-def write_settings(folder: Path, base: Path, *, lora: LoraConfig | None) -> None:
-    """Make a run folder with the settings of a job."""
-    settings = {
-        **TINY,
-        "run": {"name": "tiny", "dir": str(folder)},
-        "model": {"path": str(base), "dtype": "float32"},
-        "warm_start": None,
-        "sampler": TINY["sampler"] | {"temperature": 0.7, "top_p": 0.9},
-        "train": TINY["train"] | {"lora": lora and lora.model_dump(mode="json")},
-    }
-    folder.mkdir()
-    (folder / "job.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
-    text = dump(load_config(str(folder / "job.yaml"), []))
-    (folder / "config.yaml").write_text(text, encoding="utf-8")
-
-
 def make_run(folder: Path, base: Path, *, lora: LoraConfig | None) -> Any:
     """Make a run folder with a checkpoint of a model that training has changed; return that."""
-    write_settings(folder, base, lora=lora)
+    settings = [
+        *(f"run.dir={folder}", f"model={{path: {base}, dtype: float32}}", "warm_start=null"),
+        *("sampler.temperature=0.7", "sampler.top_p=0.9"),
+        f"train.lora={lora.model_dump_json() if lora else 'null'}",
+    ]
+    folder.mkdir()
+    text = dump(load_config(str(ROOT / "tests" / "data" / "tiny.yaml"), settings))
+    (folder / "config.yaml").write_text(text, encoding="utf-8")
     model = huggingface.load(base)
     if lora is not None:
         add_adapters(model, lora, seed=0)
@@ -110,13 +100,9 @@ def write(source: Path, out: Path, *arguments: str) -> Path:
     return out
 
 
-def assert_same(model: Any, other: Any) -> None:
-    plain_model.assert_same(nnx.state(model), nnx.state(other))
-
-
 def test_a_checkpoint_comes_back_bit_by_bit_with_all_that_others_need(place, tmp_path):
     out = write(place.folder / "full", tmp_path / "new" / "out")
-    assert_same(huggingface.load(out), place.full)
+    assert_same(nnx.state(huggingface.load(out)), nnx.state(place.full))
     assert [path.name for path in out.parent.iterdir()] == ["out"]
     for name in ("tokenizer.json", "tokenizer_config.json"):
         assert (out / name).read_bytes() == (place.base / name).read_bytes()
@@ -198,7 +184,8 @@ def test_nothing_is_written_over(place, tmp_path):
         assert f"{tmp_path}/{wrong}" in mistake(write, tmp_path / wrong, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["a.txt", "file", "thesis"]
     (tmp_path / "empty").mkdir()
-    assert_same(huggingface.load(write(source, tmp_path / "empty")), place.full)
+    whole = huggingface.load(write(source, tmp_path / "empty"))
+    assert_same(nnx.state(whole), nnx.state(place.full))
 
 
 def test_a_checkpoint_of_another_model_is_refused(place, tmp_path):

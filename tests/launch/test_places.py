@@ -1,6 +1,6 @@
 """What a run measures at its places: greedy answers, samples beside them, and gains between."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,46 +48,36 @@ class Answers:
 
 
 @pytest.fixture(scope="module")
-def config(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> JobConfig:
+def measured(
+    tiny: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[JobConfig, Answers, dict[str, Report]]:
+    """Who answered in a job, and the reports by place."""
     folder = tmp_path_factory.mktemp("places") / "run"
     settings = ["evaluation.samples=4", "sampler.temperature=0.7", "sampler.top_p=0.9"]
     settings += ["data.demo.test_databases=3", "evaluation.questions=null"]
-    return load_config(str(tiny), [f"run.dir={folder}", *settings])
+    config = load_config(str(tiny), [f"run.dir={folder}", *settings])
+    asked: Any = Answers()
+    reports: dict[str, Report] = {}
+    with SqlSide(config, folder) as sql:
+        test = [one for n, one in enumerate(sql.examples("test")) if n % 6 == 0][:6]
+        assert len({one.db_id for one in test}) == 3
+        for place in PLACES:
+            asked.right = RIGHT[place]
+            found = job._measure(asked, sql, test, folder / place)
+            assert found == job._measure(asked, sql, test, folder / place)
+            reports |= found
+    return config, asked, reports
 
 
-@pytest.fixture(scope="module")
-def sql(config: JobConfig) -> Iterator[SqlSide]:
-    with SqlSide(config, config.folder) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def asked() -> Any:
-    return Answers()
-
-
-@pytest.fixture(scope="module")
-def measured(config: JobConfig, sql: SqlSide, asked: Any) -> dict[str, Any]:
-    test = [one for n, one in enumerate(sql.examples("test")) if n % 6 == 0][:6]
-    assert len({one.db_id for one in test}) == 3
-    reports: dict[str, Any] = {}
-    for place in PLACES:
-        asked.right = RIGHT[place]
-        folder = config.folder / place
-        found = job._measure(asked, sql, test, folder)
-        assert found == job._measure(asked, sql, test, folder)
-        reports |= found
-    return reports
-
-
-def test_a_place_has_greedy_answers_and_samples(config, measured, asked):
+def test_a_place_has_greedy_answers_and_samples(measured):
+    config, asked, reports = measured
     decode = Decode(4, 0.7, "pass", 0.9)
     (greedy, first), (sampled, other), *_ = asked.asked
     assert (greedy, sampled) == (GREEDY, decode)
     # Streams of their own: more than a test set has questions lie between, and numbers end.
     assert (first, other > 10_000) == (0, True)
     assert FIRST_EPISODE + (other + 10_000) * decode.samples < 2**31
-    for place, report in measured.items():
+    for place, report in reports.items():
         count = RIGHT[place]
         means = {name: one["mean"] for name, one in report.measures.items()}
         assert means == pytest.approx(
@@ -98,7 +88,8 @@ def test_a_place_has_greedy_answers_and_samples(config, measured, asked):
 
 
 def test_a_result_has_every_place_and_the_gain_of_every_stage(measured):
-    found = job._gain(measured)
+    reports = measured[-1]
+    found = job._gain(reports)
     assert (found["questions"], found["databases"], found["rule"]) == (6, 3, "set")
     assert found["failing"] == {"before": 5, "between": 4, "after": 2}
     assert {name: one["replies"] for name, one in found["outcomes"].items()} == dict.fromkeys(
@@ -118,8 +109,8 @@ def test_a_result_has_every_place_and_the_gain_of_every_stage(measured):
         },
     }
     # A tiny model has no place between.
-    del measured["between"]
-    assert job._gain(measured)["gains"].keys() == {"run"}
+    ends = {place: reports[place] for place in ("before", "after")}
+    assert job._gain(ends)["gains"].keys() == {"run"}
 
 
 def judged(right: int, *, temperature: float) -> Report:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -43,7 +43,6 @@ from minirl.sglang.sampler import Servers, SglangSampler
 from minirl.train.rollouts import make_sampler
 from minirl.train.supervised import Demonstration, Lessons, supervise
 from minirl.types import Decoding, Reply, Request, Sampler
-from sqlenv.types import Observation
 from tests.minirl import toy
 from tests.waiting import wait_until
 
@@ -65,47 +64,27 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     records = json.loads((folder / "data" / "train_spider.json").read_text(encoding="utf-8"))
     # Two answers to each: of some samples of a question, some are of each kind.
     shown = [
-        ((Message("user", record["question"]),), ANSWERS[(n + other) % 4])
+        (record["question"], ANSWERS[(n + other) % 4])
         for other in range(2)
         for n, record in enumerate(records)
     ]
-    teach(folder, shown, steps=120, together=12, learning_rate=0.01)
-    return folder
-
-
-def teach(
-    folder: Path,
-    shown: Sequence[tuple[Observation, str]],
-    *,
-    steps: int,
-    together: int,
-    learning_rate: float = 0.02,
-) -> None:
-    """Make a model that answers prompts as it was shown, in `folder / "model"`."""
-    shape = TinyConfig(**TINY["model"]["tiny"])
-    texts = [text for prompt, answer in shown for text in (prompt[-1].content, answer)]
-    make_tiny(folder / "raw", texts, shape, 0)
-    model, tokenizer = huggingface.load(folder / "raw"), ChatTokenizer(folder / "raw")
-    demonstrations = [Demonstration((prompt,), (), answer) for prompt, answer in shown]
+    raw, shape = folder / "raw", TinyConfig(**TINY["model"]["tiny"])
+    make_tiny(raw, [text for each in shown for text in each], shape, 0)
+    model, tokenizer = huggingface.load(raw), ChatTokenizer(raw)
     batching = BatchingConfig(prompt_multiple=64, answer_multiple=16)
     optimizer = SftOptimizerConfig(
-        kind="muon", learning_rate=learning_rate, warmup_steps=2, schedule="constant"
+        kind="muon", learning_rate=0.01, warmup_steps=2, schedule="constant"
     )
     config = SftConfig(
-        steps=steps,
-        groups_per_step=together,
-        optimizer=optimizer,
-        batching=batching,
-        checkpoint_every=steps,
+        steps=120, groups_per_step=12, checkpoint_every=120, optimizer=optimizer, batching=batching
     )
+    demonstrations = [
+        Demonstration(((Message("user", question),),), (), answer) for question, answer in shown
+    ]
     lessons = Lessons.of(demonstrations, tokenizer, config, seed=0)
-    params = supervise(model, lessons, config, folder=folder / "warm")
-    nnx.update(model, params)
-    huggingface.save(model, folder / "model", source=folder / "raw")
-
-
-def notes_of(out: Path) -> dict[str, Any]:
-    return loaded(out)["notes"]
+    nnx.update(model, supervise(model, lessons, config, folder=folder / "warm"))
+    huggingface.save(model, folder / "model", source=raw)
+    return folder
 
 
 @pytest.mark.timeout(600)
@@ -114,7 +93,7 @@ def test_a_real_server_writes_candidates_and_judges_them_by_text(sglang_python, 
     named = ["--cfg", str(place / "verbal.yaml"), "--model", "tiny", "--decode", "judge"]
     with serve(sglang_python, place / "model", tmp_path / "sglang.log") as server:
         evaluation.main([*named, "--out", str(out), "--endpoint", f"{server}/v1"])
-    result = notes_of(out)
+    result = loaded(out)["notes"]
     for cost in result["cost"].values():
         assert min(cost[name] for name in ("calls", "prompt_tokens", "completion_tokens")) > 0
     choices = [one["choice"] for one in loaded(out)["questions"]]

@@ -6,6 +6,7 @@ import re
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from tests.forked import Copy
 from tests.waiting import wait_until
 
 from .chat_server import Chat, Failure, serve
-from .conftest import json_lines, loaded, verbal_folder
+from .conftest import json_lines, loaded, mistake, verbal_folder
 
 pytestmark = pytest.mark.usefixtures("quick")
 QUESTIONS, CANDIDATES, JUDGEMENTS = 3, 3, 4
@@ -40,26 +41,22 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def golds(place: Path) -> dict[str, str]:
+def brain(place: Path) -> Callable[..., str]:
+    """What writes the gold query now and then, and gives it the highest score."""
     records = json.loads((place / "data" / "test.json").read_text(encoding="utf-8"))
-    return {record["question"]: record["query"] for record in records}
+    golds = {record["question"]: record["query"] for record in records}
 
-
-class Brain:
-    """Writes the gold query now and then, and gives it the highest score."""
-
-    def __init__(self, golds: dict[str, str]) -> None:
-        self.golds = golds
-
-    def __call__(self, body, earlier) -> str:
+    def answer(body, earlier) -> str:
         text = body["messages"][-1]["content"]
-        gold = next(gold for question, gold in self.golds.items() if question in text)
+        gold = next(gold for question, gold in golds.items() if question in text)
         if "scoring machine" not in text:
             sql = (gold, *OTHERS)[body["seed"] % 5]
             return f"<think>…</think><sql>{sql}</sql>" if sql else "I would rather not."
         queries = re.findall(r"SQL(\d+):\n```sql\n(.*?)\n```", text, re.DOTALL)
         lines = [f"SQL{n}: {0.9 if sql == gold else 0.2}" for n, sql in queries]
         return "<think>SQL1: 1</think>\n<scores>\n{}\n</scores>".format("\n".join(lines))
+
+    return answer
 
 
 JUDGE = f"judge@{CANDIDATES}"
@@ -75,10 +72,9 @@ def launch(place: Path, out: Path, chat: Chat, *overrides: str) -> dict:
     return loaded(out)
 
 
-def test_the_best_candidate_answers_and_costs_are_told(place, golds, tmp_path, monkeypatch):
+def test_the_best_candidate_answers_and_costs_are_told(place, brain, tmp_path, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", SECRET)
-    out, brain = tmp_path / "out", Brain(golds)
-    met = threading.Event()
+    out, met = tmp_path / "out", threading.Event()
 
     def answer(body, earlier):
         if chat.under_way > 1:
@@ -93,8 +89,7 @@ def test_the_best_candidate_answers_and_costs_are_told(place, golds, tmp_path, m
         assert {**again, "notes": {**again["notes"], "seconds": 0}} == {
             **report, "notes": {**report["notes"], "seconds": 0}
         }  # fmt: skip
-        with pytest.raises(UserError, match=r"endpoint\.judgements"):
-            launch(place, out, chat, "endpoint.judgements=5")
+        assert "endpoint.judgements" in mistake(launch, place, out, chat, "endpoint.judgements=5")
         assert chat.requests == requests == sum(chat.paid.values())
         assert 1 < chat.most_at_once <= SETTINGS["parallel"]
         assert chat.keys == {f"Bearer {SECRET}"}
@@ -131,10 +126,10 @@ runpy.run_module("launch.eval", run_name="__main__", alter_sys=True)
 
 
 def test_an_interrupted_run_waits_for_no_server_and_keeps_its_answers(
-    copies, place, golds, tmp_path
+    copies, place, brain, tmp_path
 ):
     """The server hangs from the eighth request on."""
-    out, brain, ended = tmp_path / "out", Brain(golds), threading.Event()
+    out, ended = tmp_path / "out", threading.Event()
     alive: list[Copy] = []
 
     def before(count: int) -> None:
@@ -158,9 +153,9 @@ def test_an_interrupted_run_waits_for_no_server_and_keeps_its_answers(
     assert again.requests == len(again.paid) == len(chat.paid | again.paid) - kept
 
 
-def test_refused_requests_may_be_taken_another_day(place, golds, tmp_path):
+def test_refused_requests_may_be_taken_another_day(place, brain, tmp_path):
     """As by a server that came back with a smaller context, and is mended."""
-    brain, out = Brain(golds), tmp_path / "out"
+    out = tmp_path / "out"
     # All of them in the first start, one after the other: answers under way where a start fails
     # are paid for, and given up.
     answers = iter(range(4))
@@ -172,11 +167,9 @@ def test_refused_requests_may_be_taken_another_day(place, golds, tmp_path):
         return told[0] if fails else brain(body, earlier)
 
     with serve(Chat(answer)) as chat:
-        with pytest.raises(UserError, match="--model m/one"):
-            launch(place, out, chat, "endpoint.parallel=1")
+        assert "--model m/one" in mistake(launch, place, out, chat, "endpoint.parallel=1")
         told[0] = Failure(401)
-        with pytest.raises(UserError, match="OPENAI_API_KEY"):
-            launch(place, out, chat)
+        assert "OPENAI_API_KEY" in mistake(launch, place, out, chat)
         # Choosing by lot among candidates would be no judgement.
         told[0] = Failure(400, '{"error": {"message": "too long"}}')
         with pytest.raises(UserError, match=r"every judge request failed: 400.*long"):
@@ -192,11 +185,11 @@ def test_refused_requests_may_be_taken_another_day(place, golds, tmp_path):
     assert result == plain
 
 
-def test_questions_without_gold_have_predictions_and_no_accuracy(place, golds, tmp_path, capsys):
+def test_questions_without_gold_have_predictions_and_no_accuracy(place, brain, tmp_path, capsys):
     records = json.loads((place / "data" / "test.json").read_text(encoding="utf-8"))
     blind = [{**record, "query": ""} for record in records]
     (place / "data" / "blind.json").write_text(json.dumps(blind), encoding="utf-8")
-    with serve(Chat(Brain(golds))) as chat:
+    with serve(Chat(brain)) as chat:
         result = launch(
             place, tmp_path / "out", chat,
             "data.test.sources.0.file=blind.json", "data.test.exclude=[]",
@@ -207,9 +200,9 @@ def test_questions_without_gold_have_predictions_and_no_accuracy(place, golds, t
     assert "95 % interval" not in capsys.readouterr().out
 
 
-def test_without_the_package_the_extra_is_named(place, tmp_path, monkeypatch):
+def test_without_the_package_the_extra_is_named(place, brain, tmp_path, monkeypatch):
     """Before any gold query runs."""
     monkeypatch.setitem(sys.modules, "openai", None)
     monkeypatch.setattr("launch.config.load_config", None)
     with pytest.raises(UserError, match=r"pip install '\.\[openai\]'$"):
-        launch(place, tmp_path / "out", Chat(Brain({}), url="http://127.0.0.1:9/v1"))
+        launch(place, tmp_path / "out", Chat(brain, url="http://127.0.0.1:9/v1"))
