@@ -263,7 +263,7 @@ def make_groups(lengths: Iterable[tuple[int, Any]]) -> list[list[TokenRow]]:
 def batches(*, parts: int = 1, **sizes: int) -> MicroBatches:
     """Make micro-batches of eight groups of four rows of three turns."""
     rng = np.random.default_rng(0)
-    groups = make_groups((rng.integers(3, 12), rng.integers(1, 5, (4, 3))) for _ in range(8))
+    groups = make_groups((int(rng.integers(3, 12)), rng.integers(1, 5, (4, 3))) for _ in range(8))
     given = BatchingConfig(**{"prompt_multiple": 12, "answer_multiple": 16, **sizes})
     return MicroBatches(groups, aggregation="token_mean", sizes=given, pad_id=0, parts=parts)
 
