@@ -10,7 +10,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Annotated, Any, Literal
 
-from cyclopts import App, CycloptsError, Parameter, UnknownOptionError
+from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnknownOptionError
 from cyclopts.validators import Number
 
 from launch.config_files import nearest
@@ -56,6 +56,8 @@ ModelOption = Annotated[
     str | None,
     Parameter(help="name of an endpoint's model, or of a published shape (qwen2.5-coder-7b)"),
 ]
+
+
 TimeoutOption = Annotated[
     float | None,
     Parameter(help="wall time of one query, in seconds", validator=Number(gt=0, lte=1_000_000)),
@@ -64,6 +66,7 @@ DialectOption = Annotated[
     str,
     Parameter(help="dialect of queries (sqlite, mysql, postgres), unless their record names one"),
 ]
+
 
 COMMANDS = ("prepare", "train", "eval", "ask", "score", "report", "export", "plan")
 """Each is a module of `launch`."""
@@ -101,6 +104,9 @@ def run(words: Sequence[str]) -> None:
         )
     except CycloptsError as error:
         said = " ".join(str(error).split())
+        if isinstance(error, MissingArgumentError) and (missing := error.argument):
+            # An option that is not there at all is no option without its argument.
+            said = said if error.keyword or missing.tokens else f"{missing.name} is missing."
         if isinstance(error, UnknownOptionError):
             said = f"{said} A setting is written without dashes: key.sub=VALUE."
         name = ".".join(["python -m launch", *words[:1]])
