@@ -263,14 +263,22 @@ class Phase:
         """Raise a `UserError` if more is needed than there is; `problem` is the compiler's word
         where an empty device is too small.
         """
-        room, section = self._devices.room, self.section
+        room, config, section = self._devices.room, self._config, self.section
         if _total(needed) <= room:
             return
-        reason = f"{problem or _describe(needed)}, of {room / _GIB:.1f} GiB free"
+        reason = problem or _describe(needed)
+        settings = {
+            "model.remat=full": self._model.remat != "full",
+            f"{section}.batching.micro_batch_tokens=auto": (
+                config.batching.micro_batch_tokens != "auto"
+            ),
+            f"{section}.lora.rank=16": config.lora is None,
+        }
+        helpful = " or ".join(name for name, is_unset in settings.items() if is_unset)
+        advice = f"set {helpful}, or " if helpful else ""
         raise UserError(
-            f"{SECTIONS[section]} does not fit: {reason}; what helps: "
-            f"{section}.batching.micro_batch_tokens=auto, model.remat=full, {section}.lora={{}}, "
-            "fewer sampler.slots, shorter lengths, a smaller model, more devices"
+            f"{SECTIONS[section]} does not fit: {reason}, of {room / _GIB:.1f} GiB free; {advice}"
+            "take fewer sampler.slots, shorter lengths, a smaller model or more devices"
         )
 
 

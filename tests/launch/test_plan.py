@@ -222,6 +222,9 @@ def test_what_weights_alone_exceed_is_refused_before_anything_is_compiled(monkey
     monkeypatch.setitem(compilers.CHIPS, "cpu", compilers.Chip("cpu", 1000.0))
     with pytest.raises(UserError, match=r"^learning does not fit: weights .* \+ gradient .* free"):
         make("cpux1", "warm_start=null")
+    # Nothing is advised that is set.
+    with pytest.raises(UserError, match=r"free; take fewer sampler\.slots"):
+        make("cpux1", "warm_start=null", AUTO, "model.remat=full", "train.lora.rank=16")
 
 
 def test_the_example_of_the_help_is_a_command(monkeypatch, made, capsys, tmp_path):
