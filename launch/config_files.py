@@ -186,10 +186,20 @@ def explain(error: ValidationError, raw: Any, settings: type[BaseModel]) -> str:
         return ".".join(filter(None, (path, first["msg"])))
     if first["type"] != "extra_forbidden":
         return f"{path}: {describe(first)}"
+    same = settings_named(settings, path.rpartition(".")[2], section=path.partition(".")[0])
+    near = next((f"did you mean {one}? " for one in same if one in known), "")
+    if path in same:
+        near = f"another {path.rpartition('.')[0]}.kind has it; "
+    near = near or nearest(path, known)
     # A run's own config may be of an earlier version.
     lists = "docs/configuration.md lists all, CHANGELOG.md what was removed"
-    same = [key for key in known if key.rpartition(".")[2] == path.rpartition(".")[2]]
-    return f"{path}: unknown key{kind}; {nearest(path, same or known)}{lists}"
+    return f"{path}: unknown key{kind}; {near}{lists}"
+
+
+def settings_named(settings: type[BaseModel], name: str, *, section: str = "") -> list[str]:
+    """List the settings of this name, those of a section first and then the shortest."""
+    same = {key for key in _keys(settings, "") if key.rpartition(".")[2] == name}
+    return sorted(same, key=lambda key: (key.partition(".")[0] != section, len(key), key))
 
 
 def _keys(kind: Any, path: str, given: Any = None) -> Iterator[str]:

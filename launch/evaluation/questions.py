@@ -153,7 +153,11 @@ def question_set(
     measures = tuple(dict.fromkeys(asked))
     _check_measures(examples, measures)
     suite: Mapping[str, tuple[Path, ...]] = {}
+    if test_suite is not None and SUITED.isdisjoint(measures):
+        raise UserError(f"--test-suite: none of {', '.join(measures)} uses one; leave it out")
     if not SUITED.isdisjoint(measures):
+        if test_suite is not None and not test_suite.is_dir():
+            raise UserError(f"--test-suite {test_suite}: no such folder")
         if folder := test_suite or _first_folder((place, root), _SUITES):
             suite = _suite_files(folder, examples)
         elif comparators is not None:

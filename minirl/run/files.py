@@ -24,6 +24,16 @@ PART = ".part"
 """Ends the name of a file that is not whole yet."""
 # How safetensors words an error of the system.
 _SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
+# How the names of pydantic's errors begin, and what it words by the names of our classes.
+_WORDS = {
+    **dict.fromkeys(("model_", "dataclass_", "dict_"), "should be a mapping of keys to values"),
+    **dict.fromkeys(("list_type", "tuple_type"), "should be a list"),
+    "string_type": "should be text",
+    "path_type": "should be a path",
+    "int_": "should be a whole number",
+    "float_": "should be a number",
+    "bool_": "should be true or false",
+}
 
 
 @contextmanager
@@ -121,14 +131,20 @@ def check(kind: type[_Kind], value: Any, *, where: str, advice: str) -> _Kind:
 
 
 def describe(error: Mapping[str, Any]) -> str:
-    """Say what is wrong with a value, by an error of pydantic's `ValidationError`; a rule names its
-    keys itself.
+    """Say what is wrong with a value, as in "should be a number, not 'x'"; an error is one of those
+    that pydantic's `ValidationError` lists.
     """
-    if error["type"] == "missing":
+    kind = error["type"]
+    if kind == "missing":
         return "is missing"
-    words = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    is_whole = error["type"] in ("union_tag_invalid", "value_error")
-    return words if is_whole else f"{words}, not {error['input']!r:.60}"
+    if kind == "union_tag_invalid":
+        return f"kind should be one of {error['ctx']['expected_tags']}, not {error['ctx']['tag']!r}"
+    words = next((words for start, words in _WORDS.items() if kind.startswith(start)), "")
+    words = words or error["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    # A rule over several keys names them itself; its input is the whole mapping.
+    if kind == "value_error" and isinstance(error["input"], Mapping):
+        return words
+    return f"{words}, not {error['input']!r:.60}"
 
 
 @cache

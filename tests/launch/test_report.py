@@ -374,7 +374,8 @@ def test_what_cannot_be_compared_is_refused(tmp_path, beside):
         "dk.json": "in common",
         "nowhere": "nowhere",
         "broken.json": "broken.json: ",
-        "foreign.json": "foreign.json: should be a dictionary or an instance of Report",
+        "foreign.json": "foreign.json: should be a mapping of keys to values, not [{'file': 'a'}]; "
+        "no result of launch.eval, or an older one; repeat the command that made it",
         "nameless.json": "nameless.json: ",
         "empty": "empty: ",
         "begun": "begun: an evaluation that is not finished",

@@ -68,8 +68,8 @@ def test_numbers_and_texts_come_back_and_what_is_not_finite_is_null(tmp_path):
     [
         (b"{\n", "line 1: broken JSON"),
         (b'{"step": 1}\n\xff\xfe\n', "line 2: broken JSON"),
-        (b'{"step": "x"}\n', "line 1: step should be a valid integer"),
-        (b'{"step": 1, "a": "x"}\n', "line 1: a should be a valid number"),
+        (b'{"step": "x"}\n', "line 1: step should be a whole number"),
+        (b'{"step": 1, "a": "x"}\n', "line 1: a should be a number"),
     ],
 )
 def test_a_damaged_line_is_named_and_kept(tmp_path, content, words):
