@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any, NoReturn
 
 from rich.console import Console
@@ -42,6 +43,8 @@ if os.environ.get("COLUMNS") == "0":  # of a terminal that does not know its siz
 console = Console(stderr=True, highlight=False, markup=False, emoji=False)
 # A line of a result is as long as it is, wherever it is printed; tables fit the terminal.
 output = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+LINE_S = 30.0
+"""Seconds between two lines of a log that say what is being done."""
 _NAMED = 3
 _log = logging.getLogger(__name__)
 RESUME = "run the same command again to resume"
@@ -246,11 +249,12 @@ def lines(prompt: str) -> Iterator[str]:
 
 @contextmanager
 def progress_bar(title: str) -> Generator[Callable[[int, int, str], None]]:
-    """Show a bar, how long a program has been compiled for (`minirl.run.activity`) and how the last
-    step went; on no terminal, a line for the start, the first step, then every tenth.
+    """Show a bar, what is being done (`minirl.run.activity`) and how the last step went; on no
+    terminal, a line now and then.
     """
     if not console.is_terminal:
-        yield _lines_of_a_log(title)
+        with _lines_of_a_log(title) as update_log:
+            yield update_log
         return
     columns = (TextColumn("{task.description}", markup=False), BarColumn(20), MofNCompleteColumn())
     with Progress(*columns, TimeRemainingColumn(), _Doing(), console=console) as bar:
@@ -271,13 +275,32 @@ class _Doing(ProgressColumn):
         return Text("; ".join(said), overflow="ellipsis", no_wrap=True)
 
 
-def _lines_of_a_log(title: str) -> Callable[[int, int, str], None]:
-    shown = (False, -1)
+@contextmanager
+def _lines_of_a_log(title: str) -> Generator[Callable[[int, int, str], None]]:
+    """Print the start, the first step, then every tenth; between them what is done, where that is
+    something else than before.
+    """
+    place, shown, is_over = title, (False, -1), Event()
 
     def update(done: int, total: int, status: str) -> None:
-        nonlocal shown
+        nonlocal place, shown
+        place = f"{title}: {done}/{total}"
         before, shown = shown, (done > 0, 10 * done // max(total, 1))
         if shown != before:
-            console.print(f"{title}: {done}/{total} {status}".rstrip(), soft_wrap=True)
+            console.print(f"{place} {status}".rstrip(), soft_wrap=True)
 
-    return update
+    def tell() -> None:
+        before = ""
+        while not is_over.wait(LINE_S):
+            said = activity.status()
+            if said not in ("", before):
+                console.print(f"{place} ({said})", soft_wrap=True)
+            before = said
+
+    thread = Thread(target=tell, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield update
+    finally:
+        is_over.set()
+        thread.join()

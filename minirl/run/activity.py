@@ -1,7 +1,7 @@
 """How long JAX's compiler has been at work.
 
 The compiler is listened to (`watch_compiler`), and a display asks from a thread of its own
-(`status`); a long compilation is logged. The work itself never asks: the words depend on time.
+(`status`). The work itself never asks: the words depend on time.
 
 What a compilation has freed is returned to the system before its program runs, which else would
 take its memory beside it.
@@ -9,7 +9,6 @@ take its memory beside it.
 
 from __future__ import annotations
 
-import logging
 from functools import cache
 from time import perf_counter
 
@@ -17,9 +16,8 @@ from minirl.exchange.memory import trim
 
 # What JAX's events of tracing, lowering and compiling begin with.
 _COMPILER = "/jax/core/compile/"
-# Shorter compilations are not worth a word on a terminal, and in a log.
-_LEAST_S, _LOGGED_S = 1.0, 30.0
-_log = logging.getLogger(__name__)
+# Shorter compilations are not worth a word.
+_LEAST_S = 1.0
 
 # When its events began that have not ended, the longest open one first: one lies inside of another.
 _open: list[float] = []
@@ -52,5 +50,3 @@ def _end(event: str, duration_secs: float, **facts: str | int) -> None:
         _open.pop()
         if duration_secs >= _LEAST_S:
             trim()
-        if duration_secs >= _LOGGED_S and not _open:
-            _log.info("a program was compiled for %.0f s", duration_secs)

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from unittest.mock import patch
@@ -86,15 +87,28 @@ def wait_for(text: str, file: io.StringIO) -> None:
     wait_until(lambda: text in file.getvalue())
 
 
-def test_a_log_has_a_line_a_tenth(printed):
+def test_a_log_has_a_line_a_tenth_and_what_is_done_when_that_changes(printed, monkeypatch):
     written = printed(80, name="console")
+    monkeypatch.setattr(cli, "LINE_S", 0.01)
     with cli.progress_bar("answers") as show:
         show(0, 40, "")
+        with doing("prompts 3/8"):
+            wait_for("(prompts 3/8)", written)
+            time.sleep(0.1)  # some ten looks at the same
+        with doing("compiling for 12 s"):
+            wait_for("12 s", written)
         for done in range(1, 41):
             show(done, 40, "accuracy 50.0 %")
+    time.sleep(0.05)
     lines = written.getvalue().splitlines()
-    assert lines[:2] == ["answers: 0/40", "answers: 1/40 accuracy 50.0 %"]
-    assert lines[2:] == [f"answers: {done}/40 accuracy 50.0 %" for done in range(4, 41, 4)]
+    assert lines[:4] == [
+        "answers: 0/40",
+        "answers: 0/40 (prompts 3/8)",
+        "answers: 0/40 (compiling for 12 s)",
+        "answers: 1/40 accuracy 50.0 %",
+    ]
+    # Nothing was done any more when the tenths came.
+    assert lines[4:] == [f"answers: {done}/40 accuracy 50.0 %" for done in range(4, 41, 4)]
 
 
 def test_a_terminal_has_one_line_with_both(printed):
