@@ -319,7 +319,7 @@ def _is_address(url: str) -> bool:
 
 def _check(given: EvalOptions) -> None:
     is_file, is_split = given.predictions is not None, given.data in SPLITS
-    url, model = given.endpoint or "", given.model
+    url, model, out = given.endpoint or "", given.model, given.path
     has_place = given.data_root or given.file or given.dialect != "sqlite"
     mistakes = {
         "--predictions: needs no model": is_file and (url or given.checkpoint),
@@ -331,6 +331,7 @@ def _check(given: EvalOptions) -> None:
         and given.decode.startswith("judge"),
         "--official: the official programs judge whole sets; leave out --limit": given.official
         and given.limit,
+        f"--json {out}: is no plain file": out and out.exists() and not out.is_file(),
         "--endpoint and --checkpoint: give one of the two": url and given.checkpoint,
         "--endpoint: say --model NAME too": url and not model,
         "--model: say --endpoint URL too": model and not url and not is_file,
