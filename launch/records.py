@@ -269,7 +269,8 @@ def answer_line(
     for number, outcome in enumerate(outcomes[:RECORDED_SAMPLES]):
         said: dict[str, Any] = {}
         if sampled.replies:
-            said = {"reply": sampled.replies[number], "finish": sampled.ends[number]}
+            end = sampled.ends[number] if sampled.ends else "stop"
+            said = {"reply": sampled.replies[number], "finish": end}
             if (place := sampled.places[number]) >= 0:
                 said["place"] = place
         sql, correct = sampled.queries[number], is_right(outcome)

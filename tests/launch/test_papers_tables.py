@@ -180,8 +180,10 @@ def test_a_line_is_measured_on_small_data(row, place, monkeypatch):
     judged = []
 
     def judge(options, source, split, out):
-        examples = load_split(source.config, split, source.config.data.root, held=None).examples
-        questions = launch.eval._questions(options, source.config, examples)
+        config, root = source.config, source.config.data.root
+        examples = load_split(config, split, root, held=None).examples
+        side = SimpleNamespace(config=config, root=root)
+        questions = launch.eval._questions(options, side, examples)
         check_databases(questions.databases)
         judged.append(questions.measures)
 

@@ -190,7 +190,6 @@ def test_a_run_that_screens_resumes(command, place, tiny, tmp_path):
     done = run("stopped", "")
     assert done.returncode == 0, done.stderr
     assert (stopped / "between" / "verdicts.json").is_file()
-    assert "passes: 0.38 over 16 questions" in done.stderr  # of 24
     for name in ("screening.jsonl", "screening.json"):
         assert (whole / name).read_bytes() == (stopped / name).read_bytes()
     assert without_times(whole / "warm") == without_times(stopped / "warm")
