@@ -12,7 +12,7 @@ from itertools import cycle, islice
 from operator import getitem
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
@@ -182,7 +182,7 @@ def test_a_line_is_measured_on_small_data(row, place, monkeypatch):
     def judge(options, source, split, out):
         config, root = source.config, source.config.data.root
         examples = load_split(config, split, root, held=None).examples
-        side = SimpleNamespace(config=config, root=root)
+        side: Any = SimpleNamespace(config=config, root=root)
         questions = launch.eval._questions(options, side, examples)
         check_databases(questions.databases)
         judged.append(questions.measures)
