@@ -40,8 +40,8 @@ class TinyConfig(Settings):
 
     kind: Literal["qwen2", "qwen3.5"] = "qwen2"
     """`qwen3.5` has three layers of linear attention before each one of attention."""
-    vocab_size: int = Field(default=2048, ge=272)
-    """Entries of the tokenizer and the embedding: bytes, and the marks of prompts and replies."""
+    vocab_size: PositiveInt = 2048
+    """Entries of the tokenizer and the embedding."""
     hidden_size: PositiveInt = 128
     intermediate_size: PositiveInt = 384
     layers: PositiveInt = 4
@@ -51,8 +51,15 @@ class TinyConfig(Settings):
 
     @model_validator(mode="after")
     def _check(self) -> TinyConfig:
+        if self.heads % self.kv_heads:
+            raise contradiction("kv_heads", f"{self.kv_heads} does not divide heads = {self.heads}")
         if self.kind == "qwen3.5" and self.layers % PERIOD:
             raise contradiction("layers", f"{self.layers} is not a multiple of {PERIOD}")
+        if self.hidden_size % (2 * self.heads):
+            raise contradiction(
+                "hidden_size",
+                f"{self.hidden_size} is not a multiple of 2 x heads = {2 * self.heads}",
+            )
         return self
 
 
@@ -81,6 +88,12 @@ class TrainData(DataConfig):
     pass_rate: tuple[Share, Share] | None = None
     """Keep the questions of which between these shares of the sampled answers are right, both
     included (`screen`); None for all."""
+
+    @model_validator(mode="after")
+    def _check(self) -> TrainData:
+        if self.pass_rate is not None and self.pass_rate[0] > self.pass_rate[1]:
+            raise contradiction("pass_rate", "give the lower share first")
+        return self
 
 
 class ScreenConfig(Settings):
@@ -377,6 +390,7 @@ def clashes(config: JobConfig) -> list[Clash]:
     env, reward, style = config.env, config.reward, config.prompt.style
     asked, is_agentic = ASKED_FOR[style], env.kind == "agentic"
     (low, high), size = data.train.pass_rate or (0.0, 1.0), train.group_size
+    prompts = train.prompts_per_step
     # Clauses or turns of one trajectory that have rewards of their own.
     spans = {
         "expo": ("reward.gap_scale", reward.kind == "expo" and reward.gap_scale > 0),
@@ -424,6 +438,11 @@ def clashes(config: JobConfig) -> list[Clash]:
             data.train.pass_rate is not None
             and (size == 1 or not any(low <= right / size <= high for right in range(size + 1))),
             "no number of right answers is such a share; widen it, or ask more answers",
+        ),
+        Clash(
+            ("screen.questions", "train.prompts_per_step"),
+            data.train.pass_rate is not None and (config.screen.questions or prompts) < prompts,
+            "a step asks more questions than are screened; screen more",
         ),
         *rewards.config.clashes(reward, env),
         Clash(

@@ -20,6 +20,7 @@ from launch.config import JobConfig, load_config
 from launch.files import check_new, write_json
 from launch.tables import show_table
 from minirl.config import LoraConfig
+from minirl.exchange import UserError
 from minirl.exchange.memory import trim
 from minirl.model.config import ModelConfig, read_config
 from minirl.run.files import read_json
@@ -241,6 +242,11 @@ def model_shape(config: JobConfig, name: str | None = None) -> ModelConfig:
         return tiny_shape(config.model.tiny)
     path = config.model.path
     assert path is not None
+    if not (path / "config.json").exists():
+        raise UserError(
+            f"{path}: no config.json there; download the model, or plan by name: "
+            "--model qwen2.5-coder-7b"
+        )
     return read_config(path)
 
 

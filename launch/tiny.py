@@ -31,10 +31,12 @@ from tokenizers.trainers import BpeTrainer
 
 from launch.config import TinyConfig
 from launch.data.prompts import MARKS
+from minirl.exchange import UserError
 from minirl.model import huggingface
 from minirl.model.config import LAYER_TYPES, PERIOD, ModelConfig, parse_config
 
 _CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_BYTES = 256
 _TOKENIZER_CONFIG = {
     "tokenizer_class": "PreTrainedTokenizerFast",
     "eos_token": "<|im_end|>",
@@ -85,6 +87,11 @@ def make_tiny(
     Raises:
         UserError: A shape that no model has, or other files in `folder`.
     """
+    least = _BYTES + len(_CONTROL_TOKENS) + len(marks)
+    if shape.vocab_size < least:
+        raise UserError(
+            f"model.tiny.vocab_size: {shape.vocab_size} is too small; write {least} or more"
+        )
     tokenizer = train_tokenizer(texts, vocab_size=shape.vocab_size, marks=marks)
     stop_ids = [tokenizer.token_to_id(token) for token in ("<|im_end|>", "<|endoftext|>")]
     config = _shape_keys(shape) | {

@@ -5,11 +5,12 @@ checks are validators. Defaults are Progress-SQL's (appendix B, table 4).
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from typing import Literal, Self, get_args
 
-from pydantic import Field, HttpUrl, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from minirl.config.algorithms import Algorithm, Grpo
 from minirl.exchange import UserError
@@ -23,6 +24,9 @@ MOST_TOKENS = 16_384
 """The most that `micro_batch_tokens: auto` takes."""
 SGLANG_PYTHON = "MINIRL_SGLANG_PYTHON"
 """Environment variable that names the interpreter where `rollout.sglang.python` does not."""
+_NAME = r"[\w-]{1,63}(?:\.[\w-]{1,63})*\.?"
+_ADDRESS = re.compile(rf"https?://(?:\[[\da-fA-F:.]+\]|{_NAME})(?::(\d{{1,5}}))?/?")
+_PORTS = range(1, 2**16)
 
 
 class ModelSource(Settings):
@@ -237,7 +241,7 @@ class SamplerConfig(Settings):
 class SglangConfig(Settings):
     """SGLang servers (written for 0.5.23)."""
 
-    urls: tuple[HttpUrl, ...] = ()
+    urls: tuple[str, ...] = ()
     """Running servers, http://HOST:PORT each."""
     launch: int = Field(default=0, ge=0)
     """Servers that each process starts on its host, and stops."""
@@ -272,6 +276,12 @@ class SglangConfig(Settings):
 
     @model_validator(mode="after")
     def _check(self) -> SglangConfig:
+        matches = {url: _ADDRESS.fullmatch(url) for url in self.urls}
+        wrong = [url for url, m in matches.items() if not m or int(m[1] or 1) not in _PORTS]
+        if wrong:
+            raise contradiction("urls", f"{wrong[:1]} is not http://HOST:PORT")
+        if len({url.rstrip("/") for url in self.urls}) < len(self.urls):
+            raise contradiction("urls", "a server is named twice")
         if {"host", "port"} & self.arguments.keys():
             raise contradiction("arguments", "leave out host and port: each server has its own")
         if len(self.devices) not in (0, self.launch):

@@ -164,7 +164,7 @@ class Servers:
         config, here = self._config, jax.process_index()
         # Processes share the servers out; of fewer servers than processes several share one.
         shares = max(1, min(distributed.count(), len(config.urls)))
-        urls = map(str, config.urls[here % shares :: shares])
+        urls = config.urls[here % shares :: shares]
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         with suppress(ValueError):  # of what a system does not let through the default is left
             # Each request under way is an open file.

@@ -261,6 +261,11 @@ def test_a_tiny_qwen35_is_read_with_its_kinds_of_layers(tmp_path):
     shape = read_config(tmp_path / "model")
     assert [layer for layer in range(8) if shape.is_full(layer)] == [3, 7]
     assert "layers.linear.in_qkv" in arrays(nnx.state(huggingface.load(tmp_path / "model")))
-    with pytest.raises(UserError, match="layer_types of 6 layers"):
-        make_tiny(tmp_path / "no", TEXTS, hybrid.model_copy(update={"layers": 6}), 0)
-    assert not (tmp_path / "no").exists()
+    # One of other layers, or without room for the bytes, is refused.
+    for changes, told in (
+        ({"layers": 6}, "layer_types of 6 layers"),
+        ({"vocab_size": 262}, "vocab_size: 262 is too small; write 263 or more"),
+    ):
+        with pytest.raises(UserError, match=told):
+            make_tiny(tmp_path / "no", TEXTS, hybrid.model_copy(update=changes), 0)
+        assert not (tmp_path / "no").exists()

@@ -244,7 +244,7 @@ def test_the_example_of_the_help_is_a_command(monkeypatch, made, capsys, tmp_pat
 
 def test_a_model_that_is_not_there_can_be_named(tmp_path):
     lost = load_config("progress.yaml", [f"model.path={tmp_path}"])
-    with pytest.raises(UserError, match=r"config\.json: cannot be read"):
+    with pytest.raises(UserError, match=r"--model qwen2\.5-coder-7b"):
         plan.model_shape(lost)
     assert plan.model_shape(lost, "qwen2.5-coder-7b").num_hidden_layers == 28
 
