@@ -11,7 +11,7 @@ from typing import get_args
 
 from launch.config import DataSection
 from launch.options import choose
-from minirl.exchange import UserError, named
+from minirl.exchange import UserError
 from rewards import columns
 from sqlenv.config import AnswerConfig, SourceConfig
 from sqlenv.data.layouts import DATASETS, SETS, TEST_SETS, is_below, locate
@@ -87,9 +87,12 @@ def find(
     # What lies below the root goes before what lies here.
     if file and not is_below(source) and Path(file).is_file():
         source = source.model_copy(update={"file": str(Path(file).absolute())})
-    option = f"--file {file}" if file else key
-    with named(f"{option}: {name}"):
+    try:
         location = locate(source)
+    except UserError as error:
+        option = f"--file {file}" if file else key
+        advice = "" if file else "; another question file: --file NAME"
+        raise UserError(f"{option}: {name}: {error}{advice}") from None
     if location.root not in (root, root / DATASETS[source.layout].omnisql):
         _log.info("%s: taken for %s", location.files[0], name)
     return source
