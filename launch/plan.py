@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from launch import cli, options
 from launch.build import arrange, mesh_sizes
 from launch.config import JobConfig, load_config
-from launch.files import check_new, write_json
+from launch.files import write_json
 from launch.tables import show_table
 from minirl.config import LoraConfig
 from minirl.exchange import UserError
@@ -63,8 +63,7 @@ def main(
     Args:
         topology: v5e:4x4, v5p:4x4x4, v6e:8x8 (TPU slices), h100x1, a100x8, a800x32, h200x8 (GPUs)
     """
-    if json and json != options.STDOUT:
-        check_new(json, "--json")
+    options.check_result(json)
     config = load_config(cfg, overrides)
     with cli.progress_bar("plan") as progress:
         found = make_plan(config, topology, model=model, progress=progress)
