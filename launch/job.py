@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import numpy as np
 from scipy.optimize import isotonic_regression
@@ -25,7 +26,15 @@ from launch.evaluation.judge import judge_answers
 from launch.evaluation.questions import QuestionSet, own_set, question_set
 from launch.evaluation.results import PLACES, SAMPLES, ModelFacts, Report, with_samples
 from launch.evaluation.sampling import Evaluator
-from launch.files import RESULT, check_alike, claim_data, claimed, fingerprints, write_json
+from launch.files import (
+    RESULT,
+    check_alike,
+    claim_data,
+    claimed,
+    fingerprints,
+    write_json,
+    write_text,
+)
 from launch.plan import plan_memory
 from launch.reporting.answer import show_run
 from launch.reporting.runs import outcome
@@ -50,6 +59,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 BEFORE, BETWEEN, AFTER = PLACES
+TRACKED = "tracker.txt"
+"""What a run is called in W&B or Trackio."""
 
 
 def train(config: JobConfig, *, accelerator: str, only: str | None = None) -> None:
@@ -362,7 +373,7 @@ def tracked(config: JobConfig) -> Generator[Log]:
 
     A resumed run goes on in the same one, and logs the steps since its last checkpoint again.
     """
-    tracker, name = config.run.tracker, f"{config.run.name}-seed{config.seed}"
+    tracker, path = config.run.tracker, config.folder / TRACKED
     if tracker is None or not distributed.is_first():
         yield lambda _step, _numbers: None
     elif tracker == "tensorboard":
@@ -377,6 +388,9 @@ def tracked(config: JobConfig) -> Generator[Log]:
     else:
         library: Any = import_module(tracker)  # Trackio's calls are those of wandb
         settings = dict(flat(config.model_dump(mode="json")))
+        if not path.exists():  # other folders may have runs of this name and seed
+            write_text(path, f"{config.run.name}-seed{config.seed}-{uuid4().hex[:6]}")
+        name = path.read_text(encoding="utf-8")
         known = {"id": name} if tracker == "wandb" else {}
         library.init(project=config.run.name, name=name, config=settings, resume="allow", **known)
         try:
