@@ -231,10 +231,12 @@ def _basis(config: JobConfig, section: Section) -> dict[str, Any]:
 
     own = jax.local_devices()
     device = own[0].device_kind, len(own), round(capacity_bytes(own[0]) / _GIB)
-    settings = {"mesh": True, "model": {"remat"}, section: {"batching"}}
+    settings: dict[str, Any] = {"mesh": True, "model": {"remat"}, section: {"batching"}}
+    if section == "train":  # a warm start samples nothing
+        settings["sampler"] = {"slots", "cache_gb"}
     return {
         "devices": [[*one] for one in distributed.gather(lambda: device)],
-        "sampler": [config.rollout.sampler, config.sampler.slots, config.sampler.cache_gb],
+        "backend": config.rollout.sampler,
         **config.model_dump(mode="json", include=settings),
     }
 

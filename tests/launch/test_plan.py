@@ -287,7 +287,8 @@ def kept_plan(folder):
 def test_a_phase_is_planned_once_in_its_folder_and_refused_where_it_does_not_fit(
     tmp_path, free, monkeypatch, caplog, phase, other, setting, tokens, part, named
 ):
-    asked, taken = config("sampler.cache_gb=0.001", setting), 2.0**33
+    given = ("sampler.cache_gb=0.001", setting)
+    asked, taken = config(*given), 2.0**33
     monkeypatch.setattr("minirl.run.memory.resident_bytes", lambda: taken)
     folder = tmp_path / "run"
     free(2.0**30)
@@ -310,7 +311,7 @@ def test_a_phase_is_planned_once_in_its_folder_and_refused_where_it_does_not_fit
         with pytest.raises(UserError, match=f"^{named} does not fit"):
             plan.plan_memory(asked, folder, phase)
     with pytest.raises(UserError, match=f"^{named} does not fit"):
-        plan.plan_memory(config("sampler.cache_gb=0.002", setting), folder, phase)
+        plan.plan_memory(config("model.remat=full", *given), folder, phase)
     assert plan.plan_memory(asked, folder, phase) == planned
     found = kept_plan(folder)
     (folder / plan.PLAN).unlink()
