@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -107,6 +108,9 @@ def train(config: JobConfig, *, accelerator: str, only: str | None = None) -> No
             config.train, config.sampler,
             seed=config.seed, folder=folder, servers=servers, rollout=config.rollout,
         )  # fmt: skip
+        if trainer.steps_done < config.train.all_steps:
+            # Answers of weights that the run has gone back from, as a checkpoint was damaged.
+            distributed.from_first(lambda: shutil.rmtree(folder / AFTER, ignore_errors=True))
         with cli.progress_bar("learning") as progress:
             progress(trainer.steps_done, config.train.steps, "")
             trainer.run(progress)
