@@ -25,7 +25,15 @@ from launch.data.prompts import read_tokenizer
 from launch.evaluation.answers import GREEDY, AnswerFile, Decode, Sampled
 from launch.evaluation.judge import judge_answers
 from launch.evaluation.questions import QuestionSet, own_set, question_set
-from launch.evaluation.results import PLACES, SAMPLES, ModelFacts, Report, with_samples
+from launch.evaluation.results import (
+    PLACES,
+    SAMPLES,
+    VERDICTS,
+    ModelFacts,
+    Report,
+    read_place,
+    with_samples,
+)
 from launch.evaluation.sampling import Evaluator
 from launch.files import (
     RESULT,
@@ -177,10 +185,18 @@ def _measure_base(
     """Measure the model that the warm start begins with, if it is a trained one."""
     if not config.has_base:
         return {}
+    place = config.folder / BEFORE
+    last = place / SAMPLES if config.evaluation.samples else place
+    # A resumed run need not read the model again, nor start its servers.
+    known = distributed.from_first(
+        lambda: read_place(place) if (last / VERDICTS).exists() else None
+    )
+    if known:
+        return {BEFORE: known} if distributed.is_first() else {}
     model = load_model(config, source)
     with serving(config, source, config.folder, config.evaluation_sampler, lora=None) as servers:
         evaluator = _evaluator(config, sql, model, servers)
-        return _measure(evaluator, sql, test, config.folder / BEFORE)
+        return _measure(evaluator, sql, test, place)
 
 
 # Questions that are sampled count from here: no test set has as many, so that their random streams
