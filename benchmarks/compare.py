@@ -108,23 +108,22 @@ def compare(arms: Mapping[str, Seeds]) -> Iterator[Pooled]:
 
 def pool(arm: str, what: str, pairs: Mapping[int, tuple[Report, Report]]) -> Iterator[Pooled]:
     """Compare pairs of reports, one a seed, by each measure that all are judged by alike, and that
-    both of a pair have of the same questions.
+    both of a pair have of the same questions and gold queries.
 
     Seeds may be of other questions: a question's mean is over those that asked it.
     """
-    databases = {
-        one.id: one.db_id for pair in pairs.values() for report in pair for one in report.questions
-    }
+    if any(first.settings.golds != second.settings.golds for first, second in pairs.values()):
+        return
     for rule in shared_rules([one for pair in pairs.values() for one in pair]):
         scores = [[scores_of(one, rule) for one in pair] for pair in pairs.values()]
         if any(first.keys() != second.keys() for first, second in scores):
             continue
-        names = [name for name in databases if any(name in first for first, _ in scores)]
+        asked = dict.fromkeys(one for first, _ in scores for one in first)
         means = (
-            [fmean(pair[end][name] for pair in scores if name in pair[end]) for name in names]
+            [fmean(pair[end][one] for pair in scores if one in pair[end]) for one in asked]
             for end in (0, 1)
         )
-        mean = paired_difference(*means, [databases[name] for name in names])
+        mean = paired_difference(*means, [db_id for _, db_id, _ in asked])
         seeds = {seed: found for seed, pair in pairs.items() if (found := gain(*pair, rule))}
         yield Pooled(arm, what, rule, seeds, mean, seeds_interval(list(seeds.values())))
 

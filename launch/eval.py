@@ -193,10 +193,9 @@ def _answer_and_judge(given: EvalOptions, source: Source, split: Split, out: Pat
     from launch.build import SqlSide
     from launch.evaluation.judge import judge_answers
     from launch.evaluation.questions import check_databases
-    from launch.evaluation.results import Report
-    from launch.files import check_place, claim_data, claimed, fingerprints
-    from minirl.run.files import read_json
+    from launch.files import claim_data, claimed, fingerprints
 
+    options.check_result(given.json)
     config, start = source.config, perf_counter()
     # A config's own questions have its limits, as in training.
     limits = config.executor if _is_own(given) else OFFICIAL
@@ -207,10 +206,6 @@ def _answer_and_judge(given: EvalOptions, source: Source, split: Split, out: Pat
             deciding = {"split": given.data, "decode": source.decode.name, **source.deciding()}
             settings = yaml.safe_dump(deciding, sort_keys=False)
             stack.enter_context(claimed(out, settings, key="--out"))
-        if given.path:
-            check_place(given.path.parent, key="--json")
-            if given.path.exists():  # nothing but a result is written over
-                read_json(given.path, Report, advice="name another file for --json")
         sql = stack.enter_context(SqlSide(config, out or Path()))
         examples = sql.examples(split, limit=config.evaluation.of(split))
         questions = _questions(given, sql, examples)
@@ -319,7 +314,7 @@ def _is_address(url: str) -> bool:
 
 def _check(given: EvalOptions) -> None:
     is_file, is_split = given.predictions is not None, given.data in SPLITS
-    url, model, out = given.endpoint or "", given.model, given.path
+    url, model = given.endpoint or "", given.model
     has_place = given.data_root or given.file or given.dialect != "sqlite"
     mistakes = {
         "--predictions: needs no model": is_file and (url or given.checkpoint),
@@ -331,7 +326,6 @@ def _check(given: EvalOptions) -> None:
         and given.decode.startswith("judge"),
         "--official: the official programs judge whole sets; leave out --limit": given.official
         and given.limit,
-        f"--json {out}: is no plain file": out and out.exists() and not out.is_file(),
         "--endpoint and --checkpoint: give one of the two": url and given.checkpoint,
         "--endpoint: say --model NAME too": url and not model,
         "--model: say --endpoint URL too": model and not url and not is_file,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -10,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import numpy as np
 from scipy.optimize import isotonic_regression
@@ -23,9 +25,25 @@ from launch.data.prompts import read_tokenizer
 from launch.evaluation.answers import GREEDY, AnswerFile, Decode, Sampled
 from launch.evaluation.judge import judge_answers
 from launch.evaluation.questions import QuestionSet, own_set, question_set
-from launch.evaluation.results import PLACES, SAMPLES, ModelFacts, Report, with_samples
+from launch.evaluation.results import (
+    PLACES,
+    SAMPLES,
+    VERDICTS,
+    ModelFacts,
+    Report,
+    read_place,
+    with_samples,
+)
 from launch.evaluation.sampling import Evaluator
-from launch.files import RESULT, check_alike, claim_data, claimed, fingerprints, write_json
+from launch.files import (
+    RESULT,
+    check_alike,
+    claim_data,
+    claimed,
+    fingerprints,
+    write_json,
+    write_text,
+)
 from launch.plan import plan_memory
 from launch.reporting.answer import show_run
 from launch.reporting.runs import outcome
@@ -50,6 +68,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 BEFORE, BETWEEN, AFTER = PLACES
+TRACKED = "tracker.txt"
+"""What a run is called in W&B or Trackio."""
 
 
 def train(config: JobConfig, *, accelerator: str, only: str | None = None) -> None:
@@ -96,6 +116,9 @@ def train(config: JobConfig, *, accelerator: str, only: str | None = None) -> No
             config.train, config.sampler,
             seed=config.seed, folder=folder, servers=servers, rollout=config.rollout,
         )  # fmt: skip
+        if trainer.steps_done < config.train.all_steps:
+            # Answers of weights that the run has gone back from, as a checkpoint was damaged.
+            distributed.from_first(lambda: shutil.rmtree(folder / AFTER, ignore_errors=True))
         with cli.progress_bar("learning") as progress:
             progress(trainer.steps_done, config.train.steps, "")
             trainer.run(progress)
@@ -162,10 +185,18 @@ def _measure_base(
     """Measure the model that the warm start begins with, if it is a trained one."""
     if not config.has_base:
         return {}
+    place = config.folder / BEFORE
+    last = place / SAMPLES if config.evaluation.samples else place
+    # A resumed run need not read the model again, nor start its servers.
+    known = distributed.from_first(
+        lambda: read_place(place) if (last / VERDICTS).exists() else None
+    )
+    if known:
+        return {BEFORE: known} if distributed.is_first() else {}
     model = load_model(config, source)
     with serving(config, source, config.folder, config.evaluation_sampler, lora=None) as servers:
         evaluator = _evaluator(config, sql, model, servers)
-        return _measure(evaluator, sql, test, config.folder / BEFORE)
+        return _measure(evaluator, sql, test, place)
 
 
 # Questions that are sampled count from here: no test set has as many, so that their random streams
@@ -362,7 +393,7 @@ def tracked(config: JobConfig) -> Generator[Log]:
 
     A resumed run goes on in the same one, and logs the steps since its last checkpoint again.
     """
-    tracker, name = config.run.tracker, f"{config.run.name}-seed{config.seed}"
+    tracker, path = config.run.tracker, config.folder / TRACKED
     if tracker is None or not distributed.is_first():
         yield lambda _step, _numbers: None
     elif tracker == "tensorboard":
@@ -377,6 +408,9 @@ def tracked(config: JobConfig) -> Generator[Log]:
     else:
         library: Any = import_module(tracker)  # Trackio's calls are those of wandb
         settings = dict(flat(config.model_dump(mode="json")))
+        if not path.exists():  # other folders may have runs of this name and seed
+            write_text(path, f"{config.run.name}-seed{config.seed}-{uuid4().hex[:6]}")
+        name = path.read_text(encoding="utf-8")
         known = {"id": name} if tracker == "wandb" else {}
         library.init(project=config.run.name, name=name, config=settings, resume="allow", **known)
         try:

@@ -15,7 +15,7 @@ from cyclopts.validators import Number
 
 from launch.config import JobConfig
 from launch.config_files import nearest, settings_named
-from launch.files import write_json
+from launch.files import check_new, write_json
 from minirl.exchange import UserError
 from minirl.exchange.settings import at_home
 
@@ -125,6 +125,12 @@ def with_home(arguments: Iterable[str]) -> list[str]:
     """Put the home folder in the place of `~` behind the first `=`, as shells do before it."""
     parts = (word.partition("=") for word in arguments)
     return [f"{name}{sign}{at_home(value)}" for name, sign, value in parts]
+
+
+def check_result(path: Path | None) -> None:
+    """Raise a `UserError` if what `--json` asks for cannot be written, or would replace a file."""
+    if path is not None and path != STDOUT:
+        check_new(path, "--json")
 
 
 def write_result(path: Path | None, result: Any) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from launch import cli, options
 from launch.build import arrange, mesh_sizes
 from launch.config import JobConfig, load_config
-from launch.files import check_new, write_json
+from launch.files import write_json
 from launch.tables import show_table
 from minirl.config import LoraConfig
 from minirl.exchange import UserError
@@ -36,6 +36,7 @@ _log = logging.getLogger(__name__)
 
 _GIB = 2**30
 PLAN = "plan.json"
+_BASIS = "basis"  # in plan.json: what it was made from
 # Share of the memory free beside a CPU that a plan fills: other programs want more at times, and
 # the run itself has data and processes of queries there.
 _CPU_FILLED = 0.8
@@ -62,8 +63,7 @@ def main(
     Args:
         topology: v5e:4x4, v5p:4x4x4, v6e:8x8 (TPU slices), h100x1, a100x8, a800x32, h200x8 (GPUs)
     """
-    if json and json != options.STDOUT:
-        check_new(json, "--json")
+    options.check_result(json)
     config = load_config(cfg, overrides)
     with cli.progress_bar("plan") as progress:
         found = make_plan(config, topology, model=model, progress=progress)
@@ -178,22 +178,21 @@ def plan_memory(
     """Compile the largest programs of a phase for the devices that are here, and refuse what does
     not fit; return the job with micro-batches and a cache of a size where they had none.
 
-    The plan is kept in the folder, so that a resumed run has the same micro-batches. A model that
-    is small beside the memory is not compiled for it.
+    The plan is kept in the folder: a run that is resumed on the same devices has the same
+    micro-batches. A model that is small beside the memory is not compiled for it.
 
     Raises:
         UserError: The phase needs more than there is.
     """
-    from minirl.plan.fit import SECTIONS, Plan
+    from minirl.plan.fit import SECTIONS
     from minirl.run import distributed
 
-    path, advice = folder / PLAN, "delete it to plan again"
-    if distributed.from_first(path.exists):  # hosts that share a disk may see it later
-        plan = distributed.from_first(lambda: read_json(path, Plan, advice=advice))
-    else:
+    plan = kept_plan(config, folder, section)
+    if plan is None:
         plans = distributed.gather(lambda: plan_phase(config, section, lessons))
         plan = min(plans, key=lambda plan: plan.micro_batch_tokens)
-        distributed.from_first(lambda: write_json(path, plan.model_dump()))
+        kept = {**plan.model_dump(), _BASIS: _basis(config, section)}
+        distributed.from_first(lambda: write_json(folder / PLAN, kept))
     _log.info("memory of %s: %s", SECTIONS[section], plan)
     phase, sampler, changed = getattr(config, section), config.sampler, dict[str, Any]()
     if sampler.cache_gb is None:
@@ -203,6 +202,43 @@ def plan_memory(
         batching = phase.batching.model_copy(update=tokens)
         changed[section] = phase.model_copy(update={"batching": batching})
     return config.model_copy(update=changed)
+
+
+def kept_plan(config: JobConfig, folder: Path, section: Section) -> Plan | None:
+    """Return the plan that a folder keeps, if it was made for devices and settings like these."""
+    from minirl.plan.fit import Plan
+    from minirl.run import distributed
+    from minirl.run.files import check
+
+    path, advice, basis = folder / PLAN, "delete it to plan again", _basis(config, section)
+
+    def read() -> Plan | None:
+        kept = read_json(path, dict[str, Any], advice=advice) if path.exists() else {}
+        is_same = kept.get(_BASIS) == basis
+        return check(Plan, kept, where=str(path), advice=advice) if is_same else None
+
+    return distributed.from_first(read)  # hosts that share a disk may see it later
+
+
+def _basis(config: JobConfig, section: Section) -> dict[str, Any]:
+    """Tell what a plan is made from, of what may change while a run goes on: the devices of each
+    process, of how much memory, which machines of a kind have to a few megabytes, and settings.
+    """
+    import jax
+
+    from minirl.run import distributed
+    from minirl.run.memory import capacity_bytes
+
+    own = jax.local_devices()
+    device = own[0].device_kind, len(own), round(capacity_bytes(own[0]) / _GIB)
+    settings: dict[str, Any] = {"mesh": True, "model": {"remat"}, section: {"batching"}}
+    if section == "train":  # a warm start samples nothing
+        settings["sampler"] = {"slots", "cache_gb"}
+    return {
+        "devices": [[*one] for one in distributed.gather(lambda: device)],
+        "backend": config.rollout.sampler,
+        **config.model_dump(mode="json", include=settings),
+    }
 
 
 def plan_phase(config: JobConfig, section: Section, lessons: Lessons | None = None) -> Plan:

@@ -48,9 +48,9 @@ def main(
         raise UserError("--markdown and --json need a base: --against RUN")
     if not is_page(out):  # a page may take the place of a page, and nothing that of anything else
         check_new(out, "--out")
-    for option, path in {"--markdown": markdown, "--json": json}.items():
-        if path and path != options.STDOUT:
-            check_new(path, option)
+    if markdown:
+        check_new(markdown, "--markdown")
+    options.check_result(json)
     found, compared = read_runs(_named(runs, against)), comparison.NOTHING
     is_quiet = json == options.STDOUT
     if against is not None:

@@ -18,7 +18,7 @@ from launch.config import JobConfig
 from launch.data.preflight import sample
 from launch.data.prompts import ReplyFormat, read_tokenizer
 from launch.files import WARM, WARM_MODEL
-from launch.plan import PLAN, plan_memory, plan_phase
+from launch.plan import kept_plan, plan_memory, plan_phase
 from launch.screening import Screened
 from minirl.exchange import UserError
 from minirl.exchange.memory import trim
@@ -83,7 +83,9 @@ def refuse_early(config: JobConfig, sql: SqlSide, train: Sequence[Example]) -> N
     Raises:
         UserError: It needs more memory than there is.
     """
-    if config.has_base and not distributed.from_first((config.folder / WARM / PLAN).exists):
+    if not config.has_base or distributed.from_first((config.folder / WARM_MODEL).exists):
+        return
+    if kept_plan(config, config.folder / WARM, "warm_start") is None:
         distributed.gather(lambda: plan_early(config, sql, train))
 
 

@@ -117,7 +117,7 @@ def _difference(
     test = gain(first, second, measure)
     assert test is not None  # they are of the same questions
     before, after = scores_of(first, measure), scores_of(second, measure)
-    differing = [one for one, score in before.items() if score != after[one]]
+    differing = [asked[0] for asked, score in before.items() if score != after[asked]]
     where = {"run": name[0], "decode": name[1], "column": column}
     return {**where, **asdict(test), "questions": differing}
 

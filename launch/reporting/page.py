@@ -11,6 +11,7 @@ import gzip
 import hashlib
 import json
 from base64 import b64encode
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from importlib import resources
@@ -24,6 +25,7 @@ from launch.records import RECORDS, read_answers, read_groups
 from launch.reporting.answer import answer
 from launch.reporting.runs import (
     METRICS,
+    AskedQuestion,
     Run,
     metrics_of,
     outcome,
@@ -80,7 +82,8 @@ class Page:
         self.pieces: list[str] = []
         self.notes: list[str] = []
         self._views: dict[str, str] = {}
-        self._questions: dict[str, dict[str, Any]] = {}
+        self._questions: dict[AskedQuestion, dict[str, Any]] = {}
+        self._named = Counter[str]()
         said = [*map(_said, runs)]
         for number, run in enumerate(runs):
             self._add_run(run, number, f"{run.name}: " if len(runs) > 1 else "")
@@ -145,7 +148,7 @@ class Page:
         while part := list(islice(waiting, None if scores is None else _QUESTIONS)):
             for place, group in enumerate(part):
                 name, members = str(group.get("id")), group["trajectories"]
-                entry = self._questions.setdefault(name, _entry(name, group, scores is not None))
+                entry = self._entry(name, group, is_held_out=scores is not None)
                 for one in members:
                     one["correct"] = _is_right(one)
                 count, total = sum(one["correct"] for one in members), len(members)
@@ -159,6 +162,18 @@ class Page:
                 more |= {"scores": own} if len(own) > 1 else {}
                 entry["seen"].append({**seen, "right": count, "total": total, **more})
             self.pieces.append(packed({"groups": part}))
+
+    def _entry(self, name: str, group: Group, *, is_held_out: bool) -> dict[str, Any]:
+        """Return what the index has of a question; another one of its name gets a name of its own,
+        which links lead to.
+        """
+        asked = name, str(group.get("db_id")), str(group.get("question"))
+        if asked not in self._questions:
+            self._named[name] += 1
+            number = self._named[name]
+            own = name if number == 1 else f"{name} ({number})"
+            self._questions[asked] = _entry(own, group, is_held_out)
+        return self._questions[asked]
 
 
 def _set_apart(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

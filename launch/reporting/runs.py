@@ -147,9 +147,14 @@ def _read(name: str, row: str, path: Path) -> Run:
     return Run(name, row, path, reports, **files)
 
 
-def scores_of(report: Report, rule: str) -> dict[str, float]:
+AskedQuestion = tuple[str, str, str]
+"""Id, database and text of a question. Other files of one name have other questions of its ids."""
+
+
+def scores_of(report: Report, rule: str) -> dict[AskedQuestion, float]:
     """Give the scores by a rule of the questions that have one."""
-    return {one.id: one.scores[rule] for one in report.questions if rule in one.scores}
+    judged = [one for one in report.questions if rule in one.scores]
+    return {(one.id, one.db_id, one.question): one.scores[rule] for one in judged}
 
 
 def shared_rules(reports: Sequence[Report]) -> list[str]:
@@ -164,12 +169,11 @@ def shared_rules(reports: Sequence[Report]) -> list[str]:
 def gain(first: Report, second: Report, rule: str) -> Paired | None:
     """Compare reports on the questions that both have; None where there are none."""
     before, after = (scores_of(one, rule) for one in (first, second))
-    databases = {one.id: one.db_id for one in first.questions}
-    both = [name for name in before if name in after]
+    both = [asked for asked in before if asked in after]
     if not both:
         return None
-    pairs = [[one[name] for name in both] for one in (before, after)]
-    return paired_difference(*pairs, [databases[name] for name in both])
+    pairs = [[one[asked] for asked in both] for one in (before, after)]
+    return paired_difference(*pairs, [db_id for _, db_id, _ in both])
 
 
 def gains(reports: Mapping[str, Report]) -> dict[str, dict[str, Paired]]:

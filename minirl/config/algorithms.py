@@ -56,7 +56,8 @@ class AlgorithmConfig(Settings):
     correction_high: float = Field(default=2.0, ge=1)
     """Upper bound of the ratio."""
     mask_cut_off: bool = False
-    """Exclude truncated replies from the loss (DAPO's overlong filtering)."""
+    """Exclude truncated replies from the loss (DAPO's overlong filtering); the means of groups, and
+    of `whiten`, still count them."""
     equal_groups: Literal["keep", "drop"] = "keep"
     """Keep groups of equal rewards, which have no gradient, or `drop` them."""
     correctness_filter: Literal["none", "mixed"] = "none"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import resource
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,13 @@ _GROUPS = (
 
 
 def capacity_bytes(device: Any) -> float:
-    """Return the memory of a device: what its runtime may take, or, for a CPU, all there is."""
+    """Return the memory of a device: what its runtime may take, or, for a CPU, all there is, of
+    which a container may have a part.
+    """
     stats = device.memory_stats() if device.platform != "cpu" else None
     if stats is not None:
         return float(stats["bytes_limit"])
-    return float(psutil.virtual_memory().total)
+    return min(float(psutil.virtual_memory().total), *(limit for limit, _ in _containers()))
 
 
 def free_bytes(device: Any) -> float:
@@ -32,6 +36,12 @@ def free_bytes(device: Any) -> float:
         stats = device.memory_stats() or {}
         return capacity_bytes(device) - stats.get("bytes_in_use", 0)
     free = float(psutil.virtual_memory().available)
+    return min(free, *(limit - used for limit, used in _containers()))
+
+
+def _containers() -> Iterator[tuple[float, float]]:
+    """Yield the limit of the container that this process is in, and what of it is used."""
+    yield math.inf, 0.0  # no container
     for version, *names, inactive in _GROUPS:
         folder = _CGROUP / version
         try:
@@ -40,8 +50,7 @@ def free_bytes(device: Any) -> float:
             continue
         told = folder / "memory.stat"
         parts = dict(map(str.split, told.read_text().splitlines())) if told.exists() else {}
-        free = min(free, limit - used + float(parts.get(inactive, 0)))
-    return free
+        yield limit, used - float(parts.get(inactive, 0))
 
 
 def resident_bytes() -> float:

@@ -94,7 +94,9 @@ def token_weights(
 def without_cut_off(rows: Sequence[TokenRow], trajectories: Sequence[Trajectory]) -> list[TokenRow]:
     """Train on no token of trajectories that a token limit cut off (DAPO, arXiv:2503.14476, 3.4).
 
-    `token_mean` then leaves them out of its count; a mean over rows still counts them.
+    `token_mean` then leaves them out of its count; a mean over rows still counts them. So do
+    advantages, in the means of groups and of whitening: the paper masks the loss alone, and what
+    the policy earns includes what was cut off.
     """
     return [
         replace(row, is_action=np.zeros_like(row.is_action)) if trajectory.is_cut_off else row

@@ -68,7 +68,7 @@ def load(
         raise UserError(f"no question is left; {'; '.join(pool.line() for pool in pools)}")
     names = Counter(example.id for example in chosen)
     if twice := [name for name, count in names.items() if count > 1]:
-        raise UserError(f"the same questions come twice in sources, the first is {twice[0]}")
+        raise UserError(f"{twice[0]} comes twice: name its file once in sources, or rename a file")
     return LoadedData(tuple(chosen), pools, config.total, descriptions)
 
 

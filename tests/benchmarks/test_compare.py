@@ -26,12 +26,14 @@ from launch.evaluation.results import (
 Shown = Callable[..., dict[str, Any]]
 
 
-def result_of(right: str, *, witness: float | None = None, seed: int = 0) -> Report:
+def result_of(
+    right: str, *, witness: float | None = None, asked: str = "?", seed: int = 0, golds: str = ""
+) -> Report:
     """Judge questions, each of a database of its own: 1 is right."""
-    settings = ReportSettings(data="test", model=ModelFacts("m"), decode="greedy", seed=seed)
+    settings = ReportSettings("test", ModelFacts("m"), "greedy", seed=seed, golds=golds)
     verdicts = [
         QuestionVerdict(
-            *(f"q{n}", f"d{n}", "", "?", "SELECT 1", "SELECT 2"),
+            *(f"q{n}", f"d{n}", "", asked, "SELECT 1", "SELECT 2"),
             {**({} if witness is None else {"witness": witness}), "set": float(one)},
             "ok" if one == "1" else "error",
         )
@@ -155,6 +157,17 @@ def test_the_interval_over_seeds_is_student_s():
 def test_arms_of_other_questions_are_not_compared():
     assert list(pool("two", "less one", {0: (result_of("10"), result_of("1"))})) == []
     assert list(pool("two", "less one", {})) == []
+    # Of the same ids, and of the same questions with other gold queries.
+    for other in (result_of("10", asked="!"), result_of("10", golds="b")):
+        assert list(pool("two", "less one", {0: (result_of("10"), other)})) == []
+
+
+def test_seeds_of_other_questions_are_not_mixed_up():
+    """Such as those of demo data by the seed, whose ids are the same."""
+    seeds = {0: (result_of("0"), result_of("1"))}
+    seeds[1] = (result_of("0", asked="!"), result_of("0", asked="!"))
+    (found,) = pool("arm", "run", seeds)
+    assert (found.mean.difference, found.mean.questions) == (0.5, 2)
 
 
 def test_arms_are_compared_by_rules_that_both_are_judged_by():

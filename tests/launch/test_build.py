@@ -2,6 +2,7 @@
 tracker.
 """
 
+import re
 import sys
 from contextlib import nullcontext
 from functools import partial
@@ -135,13 +136,18 @@ def test_each_step_is_logged_in_the_project_of_the_run(calls, tracker, tmp_path)
     track(tracker, tmp_path)
     (init, _, named), *rest = calls
     assert init == "init"
-    assert [named.get(key) for key in ("project", "name", "resume", "id")] == [
-        *("progress-demo", "progress-demo-seed3", "allow"),
-        "progress-demo-seed3" if tracker == "wandb" else None,
-    ]
+    assert (named["project"], named["resume"]) == ("progress-demo", "allow")
+    assert re.fullmatch("progress-demo-seed3-[0-9a-f]{6}", named["name"])
+    assert named.get("id") == (named["name"] if tracker == "wandb" else None)
     assert named["config"]["train.steps"] == 7
     numbers = {"reward/total": 0.5, "time/step_s": 2.0}
     assert rest == [("log", (numbers,), {"step": 1}), ("finish", (), {})]
+    # A resumed run goes on in the same one, and no other run of its name and seed.
+    calls.clear()
+    track(tracker, tmp_path)
+    assert calls[0][2] == named
+    track(tracker, tmp_path / "other")
+    assert calls[3][2]["name"] != named["name"]
 
 
 def test_each_number_is_a_scalar_of_tensorboard(calls, tmp_path):

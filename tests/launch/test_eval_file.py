@@ -37,6 +37,7 @@ def evaluate(spider, tmp_path) -> Callable[..., dict[str, Any]]:
         out = tmp_path / "o.json"
         if isinstance(predictions, list):
             predictions = write(tmp_path / "p.sql", predictions)
+        out.unlink(missing_ok=True)
         words = ["--predictions", str(predictions), "--data", data, "--data-root", str(root)]
         command.main([*words, "--json", str(out), *more])
         return json.loads(out.read_text(encoding="utf-8"))

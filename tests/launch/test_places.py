@@ -87,6 +87,15 @@ def test_a_place_has_greedy_answers_and_samples(measured):
         assert read_place(config.folder / place) == report
 
 
+def test_a_base_that_was_measured_is_not_read_again(measured, monkeypatch):
+    config, _, reports = measured
+    trained = config.model.model_copy(update={"path": config.folder / "model"})
+    sql: Any = None
+    monkeypatch.setattr(job, "load_model", None)
+    found = job._measure_base(config.model_copy(update={"model": trained}), (), sql, trained.path)
+    assert found == {"before": reports["before"]}
+
+
 def test_a_result_has_every_place_and_the_gain_of_every_stage(measured):
     reports = measured[-1]
     found = job._gain(reports)

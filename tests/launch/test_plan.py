@@ -17,6 +17,7 @@ from flax import nnx
 from launch import plan
 from launch.build import SqlSide, model_folder
 from launch.config import load_config
+from launch.files import WARM, WARM_MODEL
 from launch.tiny import tiny_shape
 from launch.warm_start import refuse_early, start_model
 from minirl.exchange import UserError
@@ -286,7 +287,8 @@ def kept_plan(folder):
 def test_a_phase_is_planned_once_in_its_folder_and_refused_where_it_does_not_fit(
     tmp_path, free, monkeypatch, caplog, phase, other, setting, tokens, part, named
 ):
-    asked, taken = config("sampler.cache_gb=0.001", setting), 2.0**33
+    given = ("sampler.cache_gb=0.001", setting)
+    asked, taken = config(*given), 2.0**33
     monkeypatch.setattr("minirl.run.memory.resident_bytes", lambda: taken)
     folder = tmp_path / "run"
     free(2.0**30)
@@ -303,6 +305,14 @@ def test_a_phase_is_planned_once_in_its_folder_and_refused_where_it_does_not_fit
     # A resumed run has the same micro-batches, whatever memory is free.
     free(10_000.0)
     assert plan.plan_memory(asked, folder, phase) == planned
+    # On devices with less memory, or with settings that take more, it is planned again.
+    with monkeypatch.context() as smaller:
+        smaller.setattr("minirl.run.memory.capacity_bytes", lambda _device: 2.0**30)
+        with pytest.raises(UserError, match=f"^{named} does not fit"):
+            plan.plan_memory(asked, folder, phase)
+    with pytest.raises(UserError, match=f"^{named} does not fit"):
+        plan.plan_memory(config("model.remat=full", *given), folder, phase)
+    assert plan.plan_memory(asked, folder, phase) == planned
     found = kept_plan(folder)
     (folder / plan.PLAN).unlink()
     # A process that does not see the file yet, on a disk that hosts share, asks the first one.
@@ -315,16 +325,24 @@ def test_a_phase_is_planned_once_in_its_folder_and_refused_where_it_does_not_fit
 
 
 @pytest.mark.usefixtures("uncompiled")
-def test_a_warm_start_that_does_not_fit_is_refused_before_its_answers_are_known(tmp_path, free):
+def test_a_warm_start_that_does_not_fit_is_refused_before_its_answers_are_known(
+    tmp_path, free, monkeypatch
+):
     """Measuring a trained model and screening by it take an hour."""
     own = ("warm_start.answers=own", "warm_start.mistake_share=0", "warm_start.repair_share=0")
     asked = config(FEW, "model.tiny=null", f"model.path={QWEN}", f"run.dir={tmp_path}", *own)
     with SqlSide(asked, tmp_path) as sql:
         free(2.0**30)
         refuse_early(asked, sql, ())
+        plan.plan_memory(asked, tmp_path / WARM, "warm_start")
         free(10_000.0)
+        refuse_early(asked, sql, ())
+        # Where it is resumed there is less memory.
+        monkeypatch.setattr("minirl.run.memory.capacity_bytes", lambda _device: 2.0**30)
         with pytest.raises(UserError, match="the warm start does not fit"):
             refuse_early(asked, sql, ())
+        (tmp_path / WARM_MODEL).mkdir(parents=True)
+        refuse_early(asked, sql, ())
 
 
 def test_a_warm_start_gives_back_what_it_took(tmp_path):

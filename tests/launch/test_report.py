@@ -86,6 +86,25 @@ def test_the_verdict_counts_for_more_than_what_a_group_says(place):
     assert asked["seen"][-1]["right"] == 1 - right
 
 
+def test_other_questions_of_the_same_ids_stand_apart(tmp_path):
+    """Such as those of two question files of one name."""
+    first = sheet(tmp_path / "first.json", "1")
+    found = json.loads(first.read_text())
+    found["questions"][0]["question"] = "another?"
+    second = tmp_path / "second.json"
+    second.write_text(json.dumps(found))
+    page = tmp_path / "page.html"
+    report.main([str(first), str(second), str(first), "--out", str(page)])
+    told = [
+        (one["id"], [seen["view"] for seen in one["seen"]])
+        for one in opened(page)["overview"]["questions"]
+    ]
+    assert told == [
+        ("spider-dev/0", ["0.answers", "2.answers"]),
+        ("spider-dev/0 (2)", ["1.answers"]),
+    ]
+
+
 def test_results_are_bounded():
     wide = Table(tuple(f"c{n}" for n in range(2_000)), ((1,) * 2_000,) * 50)
     found = shown(wide)

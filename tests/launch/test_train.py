@@ -191,6 +191,8 @@ def test_a_run_that_was_stopped_twice_equals_one_that_was_not(command, place, ti
         assert (done.returncode, "Traceback" in done.stderr) == (status, False), done.stderr
         assert not (folder / "result.json").exists()
     assert "SIGTERM" in done.stderr.splitlines()[-1]
+    # As if it had come further, and gone back from there.
+    shutil.copytree(finished / "before", folder / "after")
     assert command("launch.train", *line, cwd=tmp_path).returncode == 0
     for place in ("", "warm"):
         assert without_times(folder / place) == without_times(finished / place)

@@ -247,10 +247,12 @@ def test_a_containers_files_that_are_not_in_use_are_free(tmp_path, monkeypatch):
     (tmp_path / "memory.current").write_text("900\n")
     (tmp_path / "memory.max").write_text("1000\n")
     assert memory.free_bytes(device) == 100
+    assert memory.capacity_bytes(device) == 1000
     (tmp_path / "memory.stat").write_text("anon 200\ninactive_file 600\n")
     assert memory.free_bytes(device) == 700
     (tmp_path / "memory.max").write_text("max\n")
     assert memory.free_bytes(device) > 1e6
+    assert memory.capacity_bytes(device) > 1e6
 
 
 # What a process says while it compiles.

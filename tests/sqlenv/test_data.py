@@ -186,7 +186,7 @@ def test_the_seed_decides_the_sample_and_a_larger_one_contains_it(tmp_path):
 
 
 def test_a_source_listed_twice_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"come twice.*spider/part0/0"):
+    with pytest.raises(UserError, match=r"spider/part0/0 comes twice"):
         load(DataConfig(sources=mixture(tmp_path, 2) * 2))
 
 
