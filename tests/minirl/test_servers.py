@@ -1,7 +1,6 @@
 """Servers that fail, are given weights and adapters, and are children of a run."""
 
 import errno
-import itertools
 import json
 import math
 import os
@@ -46,7 +45,6 @@ from .test_rollout import Turns
 from .toy import adapted, spread
 
 REQUEST = Request(0, (5, 6, 7), 8, Decoding())
-NUMBERS = itertools.count()
 LORA = LoraConfig(rank=2)
 DEADLINES: dict[str, Any] = dict.fromkeys(("timeout_s", "wait_s"), 30.0)
 
@@ -79,7 +77,7 @@ def serve(served, tmp_path):
 def send(servers, name):
     """Push weights of this name; no server opens their folder."""
     folder = folder_of(servers, name)
-    sent = PushedWeights(name, next(NUMBERS), ord(name), folder)
+    sent = PushedWeights(name, ord(name), ord(name), folder)
     servers.run(servers.pool.push(sent))
 
 
@@ -576,9 +574,9 @@ def said(log):
 def test_children_end_with_a_run_that_is_killed(tmp_path):
     log = tmp_path / "log"
     line = [sys.executable, "-c", RUN, SERVER, log]
-    run = subprocess.Popen(line, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    run = subprocess.Popen(line, env=os.environ | {"PYTHONPATH": str(ROOT), "WORD": "the run's"})
     *pids, word = said(log)
-    assert word == "x"
+    assert word == "x"  # its own
     run.kill()
     run.wait(30)
     wait_until(lambda: not any(map(is_alive, pids)))
@@ -596,32 +594,21 @@ def test_children_are_ended_side_by_side_with_what_they_have_started(tmp_path):
     wait_until(lambda: not any(map(is_alive, pids)))
 
 
-def interpreter(folder):
-    """A stand-in that says what it was started as and with, and stays."""
-    folder.mkdir()
-    path = folder / "python"
-    path.write_text('#!/bin/sh\necho "$0 $PATH $CUDA_VISIBLE_DEVICES $1 $2 end"\nexec sleep 60\n')
-    path.chmod(0o755)
-    return path
-
-
 def test_launched_servers_have_their_interpreter_and_their_devices(tmp_path, monkeypatch):
-    named, default = interpreter(tmp_path / "named"), interpreter(tmp_path / "default")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")  # the learner's
+    named, default = (tmp_path / name / "python" for name in ("named", "default"))
+    for program in (named, default):
+        program.parent.mkdir()
+        program.touch(0o755)
     monkeypatch.setenv(SGLANG_PYTHON, str(default))
+    monkeypatch.setattr(process, "ChildServer", lambda *given: given)
     for given, expected in ((str(named), named), (None, default)):
         config = SglangConfig(python=given, launch=2, devices=("4,5", "6,7"))
-        logs = tmp_path / f"{expected.parent.name}-logs"
-        path = f"{expected.parent}:{os.environ['PATH']}"
-        children = process.launch(config, tmp_path, dtype="float32", seed=0, logs=logs)
-        try:
-            assert [said(logs / f"sglang-{number}.log") for number in (0, 1)] == [
-                [str(expected), path, devices, "-m", "sglang.launch_server"]
-                for devices in ("4,5", "6,7")
-            ]
-        finally:
-            for child in children:
-                child.close()
+        children: Any = process.launch(config, tmp_path, dtype="float32", seed=0, logs=tmp_path)
+        for number, (command, variables, _, log) in enumerate(children):
+            assert command[:3] == [str(expected), "-m", "sglang.launch_server"]
+            path = f"{expected.parent}:{os.environ['PATH']}"
+            assert variables == {"PATH": path, "CUDA_VISIBLE_DEVICES": config.devices[number]}
+            assert log == tmp_path / f"sglang-{number}.log"
     monkeypatch.setenv(SGLANG_PYTHON, "no-such-python")
     with pytest.raises(UserError, match=r"python \(or MINIRL_SGLANG_PYTHON\): .* no-such-python"):
         SglangConfig(launch=1).find_python()
@@ -659,23 +646,17 @@ def test_a_version_is_the_model_wherever_it_lies_in_the_type_that_servers_comput
 
 
 def test_a_disk_that_is_full_here_leaves_no_process_waiting_in_a_collective(tmp_path, monkeypatch):
-    params = nnx.state(toy.model(), nnx.Param)
-    asked = []
+    def full(folder, *_, **named):
+        path = f"{folder}/{named['name']}.safetensors"
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
-    def full(folder, shapes, arrays, *, dtype, name, max_bytes):
-        next(arrays)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"{folder}/{name}.safetensors")
-
-    def noted(*arguments, whole=transfer.whole_tensors):
-        for one in whole(*arguments):
-            asked.append(one[0])
-            yield one
-
+    brought_together = iter(range(3))
     monkeypatch.setattr(transfer, "write_files", full)
-    monkeypatch.setattr(transfer, "whole_tensors", noted)
+    monkeypatch.setattr(transfer, "whole_tensors", lambda *_: brought_together)
+    params = nnx.state(toy.model(), nnx.Param)
     with pytest.raises(OSError, match=r"No space.*model\.safetensors"):
         transfer.write_version(tmp_path / "w", "x", params, dtype="float32")
-    assert {*asked} == {*huggingface.tensor_shapes(params)}
+    assert not [*brought_together]  # all of them
     assert not (tmp_path / "w" / "version-x").exists()
 
 
