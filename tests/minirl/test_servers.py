@@ -419,6 +419,8 @@ def test_a_server_that_lacks_the_adapters_or_has_others_below_is_left_out(fakes,
     assert [{*fake.adapters} for fake in fakes] == [{"a"}] * 2
     fakes[0].weights, failed = "others", SEEN["failed_stale"]
     assert [found.versions for found in ask(servers, range(4))] == [("a",) * 3] * 4
+    looks = fakes[0].order.count("/v1/models")
+    wait_until(lambda: fakes[0].order.count("/v1/models") > looks + 1)
     assert numbers_are(servers, servers=1, left_out=2)
     assert SEEN["failed_stale"] > failed
     fakes[0].weights = "default"
