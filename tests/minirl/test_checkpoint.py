@@ -95,24 +95,17 @@ def test_the_newest_and_of_an_older_best_the_weights_are_kept_also_across_a_resu
         assert (checkpoints.newest_step(), checkpoints.best_step()) == (0, 2)
     with closing(Checkpoints(tmp_path)) as checkpoints:
         assert (checkpoints.newest_step(), checkpoints.best_step()) == (5, 2)
-        # A better one takes the place of the best.
-        checkpoints.save(6, make_tree(6), {}, score=0.95)
-    assert steps_in(tmp_path) == [5, 6]
-
-
-def test_a_checkpoint_of_a_stop_is_one_of_the_newest_and_never_the_best(tmp_path):
-    save_all(tmp_path, {2: 0.9, 4: 0.1, 6: None})
-    with closing(Checkpoints(tmp_path)) as checkpoints:
-        checkpoints.leave(6, make_tree(6), {})  # there is one
-        checkpoints.leave(7, make_tree(7), {"step": 7})
-        assert steps_in(tmp_path) == [2, 6, 7]
-        assert (checkpoints.newest_step(), checkpoints.best_step()) == (7, 2)
-    assert restore(tmp_path, make_tree(), dict[str, int])[1] == {"step": 7}
-    with closing(Checkpoints(tmp_path)) as checkpoints:
-        # The step that was whole but for its evaluation is planned.
-        checkpoints.save(7, make_tree(7), {"step": -7}, score=0.95)
-    assert restore(tmp_path, make_tree(), dict[str, int])[1] == {"step": -7}
-    assert best_step(tmp_path) == 7
+        # What a stop leaves, where there is none of this step, is one of the newest and not the
+        # best.
+        for step in (5, 6):
+            checkpoints.leave(step, make_tree(9), {})
+        assert steps_in(tmp_path) == [2, 5, 6]
+        assert (checkpoints.newest_step(), checkpoints.best_step()) == (6, 2)
+        assert_same(read_params(tmp_path / "5", make_tree().params), make_tree(5).params)
+        # A better one takes the place of the best, and of what a stop left before its evaluation.
+        checkpoints.save(6, make_tree(6), {"step": 6}, score=0.95)
+    assert (steps_in(tmp_path), best_step(tmp_path)) == ([5, 6], 6)
+    assert restore(tmp_path, make_tree())[1] == {"step": 6}
 
 
 def test_what_is_restored_equals_what_was_saved_in_a_folder_of_any_name(tmp_path):

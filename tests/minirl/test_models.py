@@ -188,13 +188,11 @@ def check_line(read, folder: Path, change, message: str) -> None:
         ("qwen2", cut, "model.safetensors: cut short"),
         ("qwen2", only_index, "x.safetensors: not there"),
         (
-            "qwen2",
-            change_tensors(lambda t: t.pop(NORM)),
+            *("qwen2", change_tensors(lambda t: t.pop(NORM))),
             f"tensor {NORM} is missing, config.json says (64,)",
         ),
         (
-            "qwen2",
-            change_tensors(lambda t: t.update(wpe=t[NORM])),
+            *("qwen2", change_tensors(lambda t: t.update(wpe=t[NORM]))),
             "tensor wpe is F32 of shape (64,), config.json says none",
         ),
         (

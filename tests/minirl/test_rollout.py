@@ -21,13 +21,11 @@ from . import toy
 
 
 class Script:
-    """A sampler that gives every episode the same replies, each cut to its limit; of an episode's
-    number a function returns the text.
-    """
+    """A sampler that gives every episode the same replies, each cut to its limit."""
 
     is_repeatable = True
 
-    def __init__(self, replies, *, stop_ids=toy.STOP_IDS, text=lambda episode: ""):
+    def __init__(self, replies, *, stop_ids=toy.STOP_IDS, text=""):
         self.replies, self.stop_ids, self.text = replies, stop_ids, text
         self.requests, self.waiting, self.released, self.given = [], [], [], Counter()
 
@@ -49,8 +47,7 @@ class Script:
         ids = self.replies[self.given[request.episode]][: request.max_tokens]
         self.given[request.episode] += 1
         finish = "stop" if ids[-1] in self.stop_ids else "length"
-        text = self.text(request.episode)
-        return Reply(tuple(ids), (-0.5,) * len(ids), text, finish, (4,) * len(ids))
+        return Reply(tuple(ids), (-0.5,) * len(ids), self.text, finish, (4,) * len(ids))
 
 
 class Turns:
@@ -114,7 +111,7 @@ def test_a_thought_that_the_prompt_opened_says_nothing_if_cut_off(prompt, reply,
         def encode_chat(self, messages):
             return [2, 4, 50]
 
-    sampler = Script([[7, 1] if finish == "stop" else [7]], text=lambda _: reply)
+    sampler = Script([[7, 1] if finish == "stop" else [7]], text=reply)
     ((trajectory,),) = play(sampler, Turns(1), ["A"], tokenizer=Texts())
     assert trajectory.turns[0].reply.text == heard
     assert trajectory.episode == (heard,)
@@ -150,35 +147,23 @@ def test_history_is_only_appended_to_and_glue_closes_a_reply_that_did_not_stop(f
     ],
 )
 def test_an_episode_ends_when_the_next_reply_has_no_room(budget, turns, ended):
-    sampler = Script([[7, 1], [1], [1]])
-    ((trajectory,),) = play(sampler, Turns(3), ["AB"], limits={"max_response_tokens": budget})
+    """However it ends, what is kept of its final state is made once, in an environment's thread."""
+    sampler, finished = Script([[7, 1], [1], [1]]), []
+
+    def finish(episode):
+        finished.append(threading.current_thread())
+        return len(episode)
+
+    limits = {"max_response_tokens": budget}
+    ((trajectory,),) = play(sampler, Turns(3), ["AB"], limits=limits, finish=finish)
     assert (len(trajectory.turns), trajectory.ended) == (turns, ended)
     assert trajectory.is_cut_off == (ended == "budget")
     # The environment has seen every reply, whatever the budget.
-    assert len(trajectory.episode) == turns
+    assert trajectory.episode == turns
+    assert len(finished) == 1
+    assert threading.main_thread() not in finished
     assert len(flatten(trajectory).ids) - 4 <= budget
     assert sampler.released == [0]
-
-
-def test_an_episode_is_finished_once_however_it_ends():
-    """One that the budget ends, too; each trajectory has what was made of its own episode."""
-    limits, given = {"max_response_tokens": 7}, []
-
-    def finish(episode):
-        given.append(threading.current_thread())
-        return len(episode)
-
-    class Long(Turns):
-        def step(self, episode, reply):
-            episode = (*episode, reply)
-            return episode, None if reply == "?" else [Message("user", "GO")]
-
-    sampler = Script([[7, 1], [1], [1]], text=lambda episode: "?" * episode)
-    groups = play(sampler, Long(9), ["AB", "CD"], limits=limits, finish=finish)
-    ended = [(one.ended, one.episode) for (one,) in groups]
-    assert ended == [("budget", 2), ("done", 1)]
-    assert len(given) == 2
-    assert threading.main_thread() not in given
 
 
 def test_the_last_turn_gives_its_place_back_before_it_is_judged():

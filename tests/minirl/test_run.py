@@ -258,47 +258,32 @@ def test_a_containers_files_that_are_not_in_use_are_free(tmp_path, monkeypatch):
 # What a process says while it compiles.
 
 
-def test_it_is_compiling_only_while_it_compiles(monkeypatch):
-    monkeypatch.setattr(activity, "_LEAST_S", 0.0)
-    activity.watch_compiler()
-    seen: list[str] = []
-
-    @jax.jit
-    def outer(x):
-        @jax.jit
-        def inner(x):
-            return x + 1
-
-        # Tracing what lies inside of this ends before this ends.
-        x = inner(x)
-        asker = threading.Thread(target=lambda: seen.append(activity.status()))
-        asker.start()
-        asker.join()
-        return x * 2
-
-    outer(1.0).block_until_ready()
-    assert seen == ["compiling for 0 s"]
-    outer(2.0).block_until_ready()
-    assert (len(seen), activity.status()) == (1, "")
-    with pytest.raises(ZeroDivisionError):
-        jax.jit(lambda x: x / (0 // 0))(1.0)
-    assert activity.status() == ""
-
-
-def test_short_compilations_are_not_worth_a_word_nor_a_look_at_what_they_freed(monkeypatch):
+def test_a_long_compilation_is_told_while_it_lasts_and_what_it_freed_given_back(monkeypatch):
     activity.watch_compiler()
     seen: list[str] = []
     monkeypatch.setattr(activity, "trim", lambda: seen.append("trimmed"))
-    jax.jit(lambda x: (seen.append(activity.status()), x)[1])(1.0)
+
+    def ask():
+        asker = threading.Thread(target=lambda: seen.append(activity.status()))
+        asker.start()
+        asker.join()
 
     def slow(x):
+        # Tracing what lies inside of this ends before this ends.
+        x = jax.jit(lambda x: x + 1)(x)
         time.sleep(1.1)
-        seen.append(activity.status())
+        ask()
+        jax.debug.callback(seen.append, "runs")
         return x
 
-    program = jax.jit(lambda x: (slow(x), jax.debug.callback(seen.append, "runs"))[0])
-    jax.block_until_ready(program(1.0))
+    jax.jit(lambda x: (ask(), x)[1])(1.0)
+    jax.block_until_ready(jax.jit(slow)(1.0))
     jax.effects_barrier()
     short, long, *_ = seen
     assert (short, seen[2], seen[-1]) == ("", "trimmed", "runs")
     assert re.fullmatch("compiling for [1-9][0-9]* s", long)
+    # What failed is not compiling either.
+    monkeypatch.setattr(activity, "_LEAST_S", 0.0)
+    with pytest.raises(ZeroDivisionError):
+        jax.jit(lambda x: x / (0 // 0))(1.0)
+    assert activity.status() == ""

@@ -11,13 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jax.sharding import Mesh
 
 from minirl.config import LoraConfig, SamplerConfig
 from minirl.exchange import UserError
 from minirl.model.kernels import MASKED, attend_to_keys
 from minirl.model.lora import add_adapters, split, trained
-from minirl.model.sharding import MESH_AXES, device_bytes, make_mesh, with_shardings
+from minirl.model.sharding import device_bytes, make_mesh, with_shardings
 from minirl.sample import attention, cache, gpu_attention
 from minirl.sample.cache import cache_room, cache_shapes, device_memory, plan_cache
 from minirl.sample.decode import compilations, lowered_programs, sample
@@ -88,25 +87,17 @@ def test_a_hybrids_replies_of_several_turns_have_the_learners_log_probabilities(
     def look(request, reply):
         check(model, request, reply)
         finishes.add(reply.finish)
+        # It ends with its stop token, which its text leaves out, or at its limit.
+        is_stopped = reply.finish == "stop"
+        stops = [i in toy.STOP_IDS for i in reply.ids]
+        assert stops == [False] * (len(stops) - 1) + [is_stopped]
+        assert is_stopped or len(reply.ids) == request.max_tokens
+        assert reply.text == toy.Tokenizer().decode(reply.ids[:-1] if is_stopped else reply.ids)
 
     # Observations are of other lengths than a piece, and one of a single token.
     asked = [Request(e, ids, 5 + e, PLAIN) for e, ids in enumerate(prompts)]
     later_turns(sampler, asked, lengths=(1, 9), look=look)
     assert finishes == {"stop", "length"}
-
-
-def test_a_reply_ends_with_its_stop_token_or_at_its_limit():
-    sampler = toy.sampler(shallow())
-    replies = toy.run(sampler, [Request(e, prompt(5), 10, PLAIN) for e in range(30)])
-    for reply in replies.values():
-        stops = [i in toy.STOP_IDS for i in reply.ids]
-        assert not any(stops[:-1])
-        assert stops[-1] == (reply.finish == "stop")
-        assert reply.finish == "stop" or len(reply.ids) == 10
-        shown = reply.ids[:-1] if reply.finish == "stop" else reply.ids
-        assert reply.text == toy.Tokenizer().decode(shown)
-        assert len(reply.logprobs) == len(reply.ids)
-    assert {reply.finish for reply in replies.values()} == {"stop", "length"}
 
 
 # A slot of 32 positions has room for the last token of the prompt and all but the last of the
@@ -290,12 +281,7 @@ def test_a_reply_that_has_ended_is_not_computed_beside_others():
 
     def replies(rows):
         sampler = toy.sampler(shallow(), slots=12, group_size=3, stop_ids=toy.NEVER, rows=rows)
-        found = {}
-        for request in requests:
-            sampler.submit(request)
-        while len(found) < len(requests):
-            found |= dict(sampler.advance(max_steps=4))
-        return found, sampler.work.decoded
+        return toy.run(sampler, requests, max_steps=4), sampler.work.decoded
 
     expected, decoded = replies(())
     found, fewer = replies((2, 4, 8))
@@ -332,14 +318,12 @@ def test_few_programs_serve_many_lengths():
     ],
 )
 def test_no_token_is_drawn_from_what_are_no_numbers(name, value, decoding):
-    sampler = toy.sampler(shallow())
-    weights = {path: leaf[...] for path, leaf in nnx.to_flat_state(trained(shallow()))}
-    path = next(path for path in weights if path[-1] == name)
+    sampler, model = toy.sampler(shallow()), toy.spread(shallow(), None)
+    weight = getattr(model.layers if name == "q" else model, name)
     # Token 7, which the prompt has; of others the first number.
-    place = (7, 0) if name in ("embed", "unembed") else (0,) * weights[path].ndim
-    weights[path] = weights[path].at[place].set(value)
-    spoilt = nnx.from_flat_state({path: nnx.Param(array) for path, array in weights.items()})
-    sampler.set_weights(spoilt, version=1)
+    place = (7, 0) if name in ("embed", "unembed") else (0,) * weight.ndim
+    weight[...] = weight[...].at[place].set(value)
+    sampler.set_weights(trained(model), version=1)
     with pytest.raises(UserError, match="no numbers to draw from"):
         toy.run(sampler, [Request(0, (7, 8, 9), 6, decoding)])
 
@@ -457,26 +441,12 @@ def test_the_cache_is_cut_to_its_bytes_or_fills_what_weights_leave():
     assert cache_room(24e9, held_bytes=4e9, platform="cpu") == pytest.approx(6e9)
 
 
-class Gpu:
-    """A device of one of two processes, as the second sees it: the first's do not tell."""
-
-    platform, device_kind = "gpu", "pretended"
-
-    def __init__(self, number):
-        self.id, self.process_index = number, number // 2
-        self.client = SimpleNamespace(process_index=lambda: 1)
-
-    def memory_stats(self):
-        if self.process_index != 1:
-            raise RuntimeError("memory_stats is only supported for addressable devices.")
-        return {"bytes_limit": 80e9}
-
-
 def test_memory_is_that_of_the_process_s_own_devices(monkeypatch):
-    devices = [Gpu(number) for number in range(4)]
-    mesh = Mesh(np.array(devices).reshape(1, 4, 1), MESH_AXES)
+    """Those of other processes do not tell."""
+    own = SimpleNamespace(platform="gpu", memory_stats=lambda: {"bytes_limit": 80e9})
+    mesh: Any = SimpleNamespace(local_devices=[own])
     assert device_memory(mesh) == 80e9
-    monkeypatch.setattr(jax, "local_devices", lambda: devices[2:])
+    monkeypatch.setattr(jax, "local_devices", lambda: [own])
     assert device_memory(None) == 80e9
 
 

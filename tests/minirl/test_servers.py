@@ -1,7 +1,6 @@
 """Servers that fail, are given weights and adapters, and are children of a run."""
 
 import errno
-import itertools
 import json
 import math
 import os
@@ -46,7 +45,6 @@ from .test_rollout import Turns
 from .toy import adapted, spread
 
 REQUEST = Request(0, (5, 6, 7), 8, Decoding())
-NUMBERS = itertools.count()
 LORA = LoraConfig(rank=2)
 DEADLINES: dict[str, Any] = dict.fromkeys(("timeout_s", "wait_s"), 30.0)
 
@@ -79,7 +77,7 @@ def serve(served, tmp_path):
 def send(servers, name):
     """Push weights of this name; no server opens their folder."""
     folder = folder_of(servers, name)
-    sent = PushedWeights(name, next(NUMBERS), ord(name), folder)
+    sent = PushedWeights(name, ord(name), ord(name), folder)
     servers.run(servers.pool.push(sent))
 
 
@@ -226,8 +224,7 @@ def test_episodes_are_shared_out_and_stay_at_their_server_until_it_is_lost(fakes
     assert asked(range(12)) == [6, 6, 0]
 
 
-@pytest.mark.parametrize("has_ended", [True, False])
-@pytest.mark.parametrize("lora", [None, LORA])
+@pytest.mark.parametrize(("lora", "has_ended"), [(LORA, True), (None, False)])
 def test_a_child_is_started_anew_if_it_has_ended(fakes, serve, lora, has_ended, monkeypatch):
     monkeypatch.setattr("minirl.sglang.process.launch", lambda *_, **__: fakes)
     servers = serve(fakes, launch=2, lora=lora)
@@ -393,33 +390,26 @@ def test_counts_hold_under_many_faults(fakes, serve):
 # Adapters: one name a version, replies of one version, nothing paused, none lost.
 
 
-def test_adapters_alone_are_pushed_and_requests_name_them(fakes, serve):
-    servers = serve(fakes, lora=LORA)
-    for name in "abc":
-        if name != "a":
-            send(servers, name)
-        (found,) = ask(servers)
-        assert found.versions == (name,) * 3
+def test_adapters_alone_are_pushed_and_a_reply_ends_with_those_that_it_began_with(fakes, serve):
+    servers, go = serve(fakes, lora=LORA), threading.Event()
+    fakes[0].held = lambda _: go.wait(60)
+    under_way = start(servers, 0)
+    wait_until(lambda: fakes[0].bodies)
+    send(servers, "b")
+    go.set()
+    assert under_way.result(60).versions == ("a",) * 3
+    assert ask(servers)[0].versions == ("b",) * 3
+    send(servers, "c")
+    assert ask(servers)[0].versions == ("c",) * 3
     for fake in fakes:
         # The newest, and those before, with which replies may be under way.
         assert fake.adapters == {name: str(folder_of(servers, name)) for name in "bc"}
         assert (fake.weights, fake.folder) == ("default", "")
         assert not {"/pause_generation", "/flush_cache"} & {*fake.order}
-
-
-def test_a_reply_ends_with_the_adapters_that_it_began_with(fakes, serve):
-    servers, go = serve(fakes[:1], lora=LORA), threading.Event()
-    fakes[0].held = lambda _: go.wait(60)
-    under_way = start(servers, 1)
-    wait_until(lambda: len(fakes[0].bodies) == 1)
-    send(servers, "b")
-    go.set()
-    assert under_way.result(60).versions == ("a",) * 3
-    assert ask(servers)[0].versions == ("b",) * 3
     assert numbers(servers)["retries"] == 0
 
 
-def test_a_server_that_lacks_the_adapters_is_left_out_by_its_first_refusal(fakes, serve):
+def test_a_server_that_lacks_the_adapters_or_has_others_below_is_left_out(fakes, serve):
     """It refuses at once: half of the requests would fail."""
     servers = serve(fakes, lora=LORA)
     fakes[0].adapters.clear()
@@ -427,16 +417,14 @@ def test_a_server_that_lacks_the_adapters_is_left_out_by_its_first_refusal(fakes
     wait_until(lambda: numbers_are(servers, servers=2, taken_back=1))
     assert (SEEN["left_out"], SEEN["requests"]) == (1, 20)
     assert [{*fake.adapters} for fake in fakes] == [{"a"}] * 2
-
-
-def test_a_server_is_left_out_while_weights_below_its_adapters_are_others(fakes, serve):
-    servers = serve(fakes, lora=LORA)
-    fakes[0].weights = "others"
+    fakes[0].weights, failed = "others", SEEN["failed_stale"]
     assert [found.versions for found in ask(servers, range(4))] == [("a",) * 3] * 4
-    assert numbers_are(servers, servers=1, left_out=1)
-    assert SEEN["failed_stale"] >= 1
+    looks = fakes[0].order.count("/v1/models")
+    wait_until(lambda: fakes[0].order.count("/v1/models") > looks + 1)
+    assert numbers_are(servers, servers=1, left_out=2)
+    assert SEEN["failed_stale"] > failed
     fakes[0].weights = "default"
-    wait_until(lambda: numbers_are(servers, servers=2, taken_back=1))
+    wait_until(lambda: numbers_are(servers, servers=2, taken_back=2))
 
 
 def test_launched_servers_have_room_for_the_adapters_and_for_no_others():
@@ -516,41 +504,39 @@ def test_numbers_of_processes_add_up_or_tell_the_worst(monkeypatch):
     sampler: Any = SimpleNamespace(numbers=None)
     found = gather_metrics(sampler)
     assert found == {"sglang/retries": 4.0, "sglang/servers": 1.0, "time/push_s": 0.2}
+    assert gather_metrics(sampler, since=found) == {"sglang/retries": 4.0 + 4.0}
 
 
 def test_many_episodes_are_played_by_few_threads_and_connections(serve, fakes):
     parallel, workers, lock = 8, 4, threading.Lock()
-    now, at_once, threads = Counter(), Counter(), []
+    now, at_once, threads = Counter(), [], []
 
-    def held(body, fake):
+    def count_threads():
+        # Those of the fakes have the names that Python gives.
+        return sum("process_request" not in one.name for one in threading.enumerate())
+
+    def held(fake, _):
         with lock:
             now[fake] += 1
-            at_once[fake] = max(at_once[fake], now[fake])
+            at_once.append(now[fake])
         time.sleep(0.005)
         with lock:
             now[fake] -= 1
 
-    def count():
-        # Those of the fakes have the names that Python gives.
-        threads.append(sum("process_request" not in one.name for one in threading.enumerate()))
-
     for fake in fakes:
-        fake.held = partial(held, fake=fake)
+        fake.held = partial(held, fake)
     servers = serve(fakes, push=False, parallel=parallel)
-    before = sum("process_request" not in one.name for one in threading.enumerate())
+    before = count_threads()
     sampler = sampler_of(servers, group_size=4)
     sampler.set_weights(trained(toy.model()), version=0)
     groups = Rollout(
-        sampler, toy.Tokenizer(), Turns(3), ["AB", "CDE"] * 25, config=LIMITS,
-        group_size=4, first_episode=0, max_turns=3, env_workers=workers, check=count,
+        sampler, toy.Tokenizer(), Turns(3), ["AB", "CDE"] * 25, config=LIMITS, group_size=4,
+        first_episode=0, env_workers=workers, check=lambda: threads.append(count_threads()),
     ).play()  # fmt: skip
-    assert [len(group) for group in groups] == [4] * 50
-    assert all(len(episode.turns) == 3 for group in groups for episode in group)
-    assert {len(episode.turns[0].observation_ids) for episode in groups[1]} == {5}
-    asked = [body["rid"] for fake in fakes for body in fake.bodies
-             if body["sampling_params"]["max_new_tokens"]]  # fmt: skip
+    assert [len(episode.turns) for group in groups for episode in group] == [3] * 200
+    asked = [body["rid"] for fake in fakes for body in fake.bodies]
     assert len(set(asked)) == len(asked) == 600  # none lost, none asked twice
-    assert 2 < max(at_once.values()) <= parallel
+    assert 2 < max(at_once) <= parallel
     assert max(threads) <= before + workers + 2  # the event loop, and a name look-up
 
 
@@ -590,9 +576,9 @@ def said(log):
 def test_children_end_with_a_run_that_is_killed(tmp_path):
     log = tmp_path / "log"
     line = [sys.executable, "-c", RUN, SERVER, log]
-    run = subprocess.Popen(line, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    run = subprocess.Popen(line, env=os.environ | {"PYTHONPATH": str(ROOT), "WORD": "the run's"})
     *pids, word = said(log)
-    assert word == "x"
+    assert word == "x"  # its own
     run.kill()
     run.wait(30)
     wait_until(lambda: not any(map(is_alive, pids)))
@@ -610,32 +596,21 @@ def test_children_are_ended_side_by_side_with_what_they_have_started(tmp_path):
     wait_until(lambda: not any(map(is_alive, pids)))
 
 
-def interpreter(folder):
-    """A stand-in that says what it was started as and with, and stays."""
-    folder.mkdir()
-    path = folder / "python"
-    path.write_text('#!/bin/sh\necho "$0 $PATH $CUDA_VISIBLE_DEVICES $1 $2 end"\nexec sleep 60\n')
-    path.chmod(0o755)
-    return path
-
-
 def test_launched_servers_have_their_interpreter_and_their_devices(tmp_path, monkeypatch):
-    named, default = interpreter(tmp_path / "named"), interpreter(tmp_path / "default")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")  # the learner's
+    named, default = (tmp_path / name / "python" for name in ("named", "default"))
+    for program in (named, default):
+        program.parent.mkdir()
+        program.touch(0o755)
     monkeypatch.setenv(SGLANG_PYTHON, str(default))
+    monkeypatch.setattr(process, "ChildServer", lambda *given: given)
     for given, expected in ((str(named), named), (None, default)):
         config = SglangConfig(python=given, launch=2, devices=("4,5", "6,7"))
-        logs = tmp_path / f"{expected.parent.name}-logs"
-        path = f"{expected.parent}:{os.environ['PATH']}"
-        children = process.launch(config, tmp_path, dtype="float32", seed=0, logs=logs)
-        try:
-            assert [said(logs / f"sglang-{number}.log") for number in (0, 1)] == [
-                [str(expected), path, devices, "-m", "sglang.launch_server"]
-                for devices in ("4,5", "6,7")
-            ]
-        finally:
-            for child in children:
-                child.close()
+        children: Any = process.launch(config, tmp_path, dtype="float32", seed=0, logs=tmp_path)
+        for number, (command, variables, _, log) in enumerate(children):
+            assert command[:3] == [str(expected), "-m", "sglang.launch_server"]
+            path = f"{expected.parent}:{os.environ['PATH']}"
+            assert variables == {"PATH": path, "CUDA_VISIBLE_DEVICES": config.devices[number]}
+            assert log == tmp_path / f"sglang-{number}.log"
     monkeypatch.setenv(SGLANG_PYTHON, "no-such-python")
     with pytest.raises(UserError, match=r"python \(or MINIRL_SGLANG_PYTHON\): .* no-such-python"):
         SglangConfig(launch=1).find_python()
@@ -652,19 +627,16 @@ def test_no_connection_takes_a_port_before_its_server_listens():
 # Weights as files.
 
 
-def by_file(folder):
-    """Write the model as exports are, and read the tensors."""
-    source = ROOT / "tests" / "data" / "reference" / "qwen2"
-    huggingface.save(toy.model(), folder, source=source)
-    return load_file(folder / "model.safetensors")
-
-
 def test_a_version_is_the_model_wherever_it_lies_in_the_type_that_servers_compute_in(tmp_path):
     params = nnx.state(toy.spread(toy.model(), make_mesh({"fsdp": 4, "tensor": 2})), nnx.Param)
     folder = transfer.write_version(tmp_path / "w", "x-3", params, dtype="float32")
     assert folder == tmp_path / "w" / "version-x-3"
     assert [path.name for path in folder.iterdir()] == ["model.safetensors"]
-    written, expected = load_file(folder / "model.safetensors"), by_file(tmp_path / "export")
+    source = ROOT / "tests" / "data" / "reference" / "qwen2"
+    huggingface.save(toy.model(), tmp_path / "export", source=source)
+    written, expected = (
+        load_file(one / "model.safetensors") for one in (folder, tmp_path / "export")
+    )
     assert written.keys() == expected.keys()
     for name in expected:
         np.testing.assert_array_equal(written[name], expected[name], err_msg=name)
@@ -676,23 +648,17 @@ def test_a_version_is_the_model_wherever_it_lies_in_the_type_that_servers_comput
 
 
 def test_a_disk_that_is_full_here_leaves_no_process_waiting_in_a_collective(tmp_path, monkeypatch):
-    params = nnx.state(toy.model(), nnx.Param)
-    asked = []
+    def full(folder, *_, **named):
+        path = f"{folder}/{named['name']}.safetensors"
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
-    def full(folder, shapes, arrays, *, dtype, name, max_bytes):
-        next(arrays)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"{folder}/{name}.safetensors")
-
-    def noted(*arguments, whole=transfer.whole_tensors):
-        for one in whole(*arguments):
-            asked.append(one[0])
-            yield one
-
+    brought_together = iter(range(3))
     monkeypatch.setattr(transfer, "write_files", full)
-    monkeypatch.setattr(transfer, "whole_tensors", noted)
+    monkeypatch.setattr(transfer, "whole_tensors", lambda *_: brought_together)
+    params = nnx.state(toy.model(), nnx.Param)
     with pytest.raises(OSError, match=r"No space.*model\.safetensors"):
         transfer.write_version(tmp_path / "w", "x", params, dtype="float32")
-    assert sorted(asked) == sorted(by_file(tmp_path / "export"))
+    assert not [*brought_together]  # all of them
     assert not (tmp_path / "w" / "version-x").exists()
 
 

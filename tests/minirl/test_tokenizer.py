@@ -165,16 +165,11 @@ def test_a_tokenizer_of_a_larger_model_is_refused(tmp_path):
     assert "\n" not in str(caught.value)
 
 
-@given(ids=st.lists(st.integers(0, 2**31 - 1) | st.integers(0, 300)))
-def test_any_ids_decode_to_text(plain, ids):
-    text = plain.decode(ids)
-    assert text.encode("utf-8").decode("utf-8") == text  # no half characters, no lone surrogates
-
-
 def test_nothing_is_put_around_a_text(plain):
     assert (plain.encode(""), plain.decode([])) == ([], "")
     text = " count (*) 12 é 日本\n\n\tx "
-    assert plain.decode(plain.encode(text)) == text
+    # Ids beyond the last token add nothing.
+    assert plain.decode([*plain.encode(text), 10**6, 2**31 - 1]) == text
 
 
 def test_the_template_may_be_a_file_of_its_own(tmp_path, plain):

@@ -28,17 +28,10 @@ from minirl.sample import decode
 from minirl.train.optimizer import learning_rate
 from minirl.train.rollouts import examples_of_step
 from minirl.types import Decoding, Request
-from tests.plain_model import assert_same
+from tests.plain_model import assert_close, assert_same
 
 from . import toy
 from .toy import copied, ignore, metrics_of
-
-RETRIES = "sglang/retries"
-MIXED = Grpo(correctness_filter="mixed", max_rounds=3)
-
-
-def never_correct(episode):
-    return toy.scored(toy.score(episode).total, False)
 
 
 @pytest.fixture(scope="module")
@@ -84,38 +77,6 @@ def test_the_reward_rises_and_what_is_due_is_measured(finished):
     assert finished.episodes == {*range(toy.STEPS * 4 * 8)}
 
 
-def test_a_signal_after_a_validation_leaves_it_to_be_made_anew(tmp_path, monkeypatch):
-    """Samplers are asked after each rollout, and after the validation of the second step."""
-    retries = iter((1.0, 2.0, None, 3.0))
-
-    def numbers():
-        if (count := next(retries)) is None:
-            raise Preempted(signal.SIGTERM)
-        return {RETRIES: count, "sglang/servers": 2.0}
-
-    def make():
-        trainer = toy.trainer(tmp_path, steps=2, kl_every=None)
-        monkeypatch.setattr(trainer._sampler, "numbers", numbers)
-        return trainer
-
-    models = []
-    monkeypatch.setattr(
-        toy, "spread", lambda *a, own=toy.spread: models.append(own(*a)) or models[-1]
-    )
-    with pytest.raises(Preempted, match="all 2 steps are saved"):
-        make().run(ignore)
-    trainer = make()
-    trainer.run(ignore)
-    assert trainer._facts.curve == [(2, toy.ACCURACY[2])]  # counted once
-    one, two = metrics_of(tmp_path)
-    assert [line[RETRIES] for line in (one, two)] == [1, 2 + 3]
-    assert [line["sglang/servers"] for line in (one, two)] == [2, 2]
-    # Where a run goes on and none wants a KL, nothing is left of the start weights.
-    assert not {name for line in (one, two) for name in line if name == "update/kl"}
-    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(nnx.state(models[1])))
-    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(trainer.params))
-
-
 def test_a_step_draws_from_nuclei_and_learns_from_whole_replies(tmp_path, monkeypatch):
     """The gradient in at most two shapes, zeros, a sum and the optimizer; those of the sampler."""
     nuclei = toy.SAMPLER.model_copy(update={"top_p": 0.8})
@@ -133,102 +94,77 @@ def test_a_step_draws_from_nuclei_and_learns_from_whole_replies(tmp_path, monkey
     assert line["mismatch/gap_max"] < 1e-4
 
 
-def test_the_best_checkpoint_is_that_of_the_best_validation(finished):
-    trainer = toy.trainer(finished.folder)
-    assert trainer.steps_done == toy.STEPS
-    assert_same(trainer.params, finished.weights[8])
-    assert trainer.use_best() == 4
-    assert_same(trainer.params, finished.weights[4])
-    trainer.run(lambda *_: pytest.fail("a finished run has no steps left"))
-    # Right after a run, as a job does it.
-    before = finished.trainer._state
-    assert finished.trainer.use_best() == 4
-    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before))
-    assert not jax.tree.leaves(finished.trainer._state.opt_state)
-    assert_same(finished.trainer.params, finished.weights[4])
-
-
 def test_an_average_is_measured_and_kept_and_the_weights_are_trained(finished, tmp_path):
-    """What is sampled and learned is as without it; `finished` has the weights of every second
-    step.
-    """
-    decay, measured, trained = 0.75, {}, []
+    """What is sampled and learned is as without it."""
+    decay, measured = 0.75, {}
 
     def validate(params, version):
         measured[version] = copied(params)
         return toy.ACCURACY[version]
 
-    trainer = toy.trainer(tmp_path, steps=4, validate=validate, average=decay)
+    trainer = toy.trainer(tmp_path, validate=validate, average=decay)
     expected = [copied(trainer.params)]
     follow = trainer._learner.average
 
     def spy(state, **options):
-        trained.append(copied(state.params))
         mix = lambda old, new: decay * old + (1 - decay) * new  # noqa: E731
         expected.append(jax.tree.map(mix, expected[-1], state.params))
         return follow(state, **options)
 
     trainer._learner.average = spy
     trainer.run(ignore)
-    assert metrics_of(tmp_path) == metrics_of(finished.folder)[:4]
+    assert metrics_of(tmp_path) == metrics_of(finished.folder)
     for version, params in measured.items():
-        assert_same(trained[version - 1], finished.weights[version])
-        for leaf, twin in zip(*map(jax.tree.leaves, (params, expected[version])), strict=True):
-            assert leaf.dtype == jnp.float32
-            np.testing.assert_allclose(leaf, twin, rtol=1e-5, atol=1e-6)
+        assert_close(params, expected[version], atol=1e-6)
     best = tmp_path / "checkpoints" / "4"
     assert_same(read_raw_params(best, trainer.params), finished.weights[4])
+    # Right after a run, as a job does it: of the best weights there is room for one copy.
+    before = trainer._state
     assert trainer.use_best() == 4
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before))
+    assert not jax.tree.leaves(trainer._state.opt_state)
     assert_same(trainer.params, measured[4])
 
 
-# Rewards differ, but by shaping alone; and no prompt fits.
-@pytest.mark.parametrize(
-    "changes",
-    [{"algorithm": MIXED, "judge": never_correct}, {"examples": ("A" * 30, "B" * 30)}],
-)
-def test_without_a_group_to_train_on_weights_stay(tmp_path, changes):
-    trainer = toy.trainer(tmp_path, steps=1, **changes)
+def test_a_step_whose_prompts_are_all_too_long_changes_no_weights(tmp_path):
+    trainer = toy.trainer(tmp_path, steps=1, examples=("A" * 30, "B" * 30))
     before = copied(trainer.params)
     trainer.run(ignore)
     (record,) = metrics_of(tmp_path)
     assert record["groups/trained"] == 0
-    assert not [name for name in record if name.startswith("update/")]
-    assert record.get("groups/live_share", 0) == 0
-    assert record.get("groups/rounds", 3) == 3
+    assert not [name for name in record if name.startswith(("update/", "groups/live"))]
     assert_same(trainer.params, before)
 
 
-def test_a_tracker_that_fails_ends_a_run_with_all_its_steps(tmp_path):
-    def log(step, numbers):
-        raise LostError("no network")
-
-    options = {"algorithm": MIXED, "judge": never_correct}
-    with pytest.raises(LostError, match="no network; all 1 steps are saved"):
-        toy.trainer(tmp_path, steps=2, log=log, **options).run(ignore)
-    resumed = toy.trainer(tmp_path, steps=2, **options)
-    assert resumed.steps_done == 1
-    resumed.run(ignore)
-
-
-def test_the_learning_rate_follows_the_step_whatever_the_filters_leave(tmp_path):
-    """Only the last of four steps has groups to train on: Adam's first update is the rate of it."""
+def test_without_groups_to_train_on_weights_stay_and_the_rate_follows_the_step(tmp_path):
+    """In the last of four steps alone replies are correct, and no longer do rewards differ by
+    shaping alone: Adam's first update is the rate of that step.
+    """
     falling = OptimizerConfig(learning_rate=0.1, schedule="cosine", weight_decay=0.0)
+    mixed = Grpo(correctness_filter="mixed", max_rounds=3)
 
     def judge(episode):
         score = toy.score(episode)
-        return score if trainer.steps_done == 3 else replace(score, total=1.0)
+        return score if trainer.steps_done == 3 else replace(score, correct=False)
 
-    changes = {"steps": 4, "optimizer": falling, "algorithm": Grpo(equal_groups="drop")}
-    trainer = toy.trainer(tmp_path, judge=judge, **changes)
+    trainer = toy.trainer(tmp_path, judge=judge, steps=4, optimizer=falling, algorithm=mixed)
     start = copied(trainer.params)
-    trainer.run(ignore)
+
+    def look(step, *_):
+        if step == 3:
+            assert_same(trainer.params, start)
+
+    trainer.run(look)
     moved = jax.tree.map(lambda new, old: jnp.abs(new - old).max(), trainer.params, start)
     # A tenth of the peak, 0.1, and of the other nine tenths (1 + cos(3 pi / 4)) / 2.
     expected = 0.1 * (0.1 + 0.9 * (1 - 0.5**0.5) / 2)
     assert max(jax.tree.leaves(moved)) == pytest.approx(expected, rel=1e-3)
-    told = [line.get("update/learning_rate") for line in metrics_of(tmp_path)]
-    assert told == [None, None, None, pytest.approx(expected, rel=1e-6)]
+    *before, last = metrics_of(tmp_path)
+    assert last["update/learning_rate"] == pytest.approx(expected, rel=1e-6)
+    for record in before:
+        assert not [name for name in record if name.startswith("update/")]
+        assert (record["groups/trained"], record["groups/live_share"]) == (0, 0)
+        assert record["groups/rounds"] == 3
 
 
 def test_a_locked_database_costs_its_group_and_a_share_of_them_the_run(tmp_path):
@@ -312,23 +248,16 @@ def test_mini_batches_are_updates_one_after_the_other(tmp_path):
     """Four updates by hand, with the learner's log-probabilities before the first in all."""
     algorithm = Grpo(correction_high=1.01, kl_coef=0.1)
     falling = toy.TRAIN.optimizer.model_copy(update={"schedule": "cosine"})
-    changes = {"steps": 2, "mini_batches": 4, "algorithm": algorithm, "optimizer": falling}
-    trainer = toy.trainer(tmp_path, **changes)
-    batches, before = [], {}
-    token_rows = trainer._token_rows
-
-    def spy(episodes):
-        before.setdefault("params", copied(trainer.params))
-        rows, numbers = token_rows(episodes)
-        batches.append(rows)
-        return rows, numbers
-
-    trainer._token_rows = spy
-    trainer.run(ignore)
+    steps: list[Any] = []
+    trainer = toy.trainer(
+        tmp_path, steps=2, mini_batches=4, algorithm=algorithm, optimizer=falling,
+        sample_every=1, write=lambda _step, _groups, rows: steps.append(rows),
+    )  # fmt: skip
     reference = nnx.state(toy.model(layers=1))
+    state, clipped = trainer._learner.init(copied(trainer.params)), []
+    trainer.run(ignore)
     learner, rate = trainer._learner, learning_rate(falling, steps=2)
-    state, clipped = learner.init(copied(before["params"])), []
-    for step, rows in enumerate(batches):
+    for step, rows in enumerate(steps):
         parts = [batch for group in rows for batch in trainer._micro_batches([group])]
         start = learner.logprobs(state.params, parts)
         parts = [b._replace(old_logp_BC=s) for b, s in zip(parts, start, strict=True)]
@@ -418,30 +347,40 @@ def test_a_run_passes_over_steps_without_a_finite_gradient_and_ends_after_five(t
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(trainer.params))
 
 
-def test_a_resumed_run_knows_how_few_groups_were_live_before(tmp_path):
-    """One group of four is paid unequally; the run is stopped after six steps of eleven."""
-    lines, numbers = [], count()
+def test_a_run_whose_tracker_fails_is_saved_and_goes_on_knowing_what_was(tmp_path, monkeypatch):
+    """One group of four is paid unequally; the tracker fails after six steps of eleven."""
+    lines, numbers, models, spread = {}, count(), [], toy.spread
 
     def judge(episode):
         # In any order: rewards are asked in threads.
         return toy.scored(float(episode.example == "A" and next(numbers) % 2), correct=False)
 
-    def stop(step, _, status):
-        lines.append(status)
+    def log(step, _):
         if step == 6:
-            toy.be_told()
+            raise LostError("no network")
 
+    def look(step, _, status):
+        lines[step] = status
+
+    def kept(*given):
+        models.append(spread(*given))
+        return models[-1]
+
+    monkeypatch.setattr(toy, "spread", kept)
     make = partial(
         toy.trainer, tmp_path, steps=11, eval_every=11, examples=("A", "B", "C", "D"),
-        kl_every=None, judge=judge,
+        kl_every=None, judge=judge, log=log,
     )  # fmt: skip
-    with preemption.watched(), pytest.raises(Preempted):
-        make().run(stop)
-    make().run(stop)
+    with pytest.raises(LostError, match="no network; all 6 steps are saved"):
+        make().run(look)
+    make().run(look)
+    assert list(lines) == [1, 2, 3, 4, 5, 7, 8, 9, 10, 11]
     assert {line["groups/live_share"] for line in metrics_of(tmp_path)} == {0.25}
-    assert [("only 25 % " in line, "pass_rate" in line) for line in lines] == [
-        (step >= 10,) * 2 for step in range(1, 12)
-    ]
+    for step, status in lines.items():
+        assert ("only 25 % " in status) == ("pass_rate" in status) == (step >= 10)
+    # Where a run goes on and none wants a KL, nothing is left of the start weights.
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(nnx.state(models[1])))
+    assert not any("update/kl" in line for line in metrics_of(tmp_path))
 
 
 # A run that ends at any moment, by an error, a signal or a kill, goes on as if it never had.
@@ -455,13 +394,19 @@ def die():
     raise DiedError
 
 
+def abandon():
+    raise Preempted(signal.SIGTERM)
+
+
 # What ends a run, in which step, before which call (of a mini-batch), and the checkpoints there are
 # then: the newest two and the best; they are due every second step.
 LIVES = (
     (die, 2, "advance", 1, []),
     # The step is whole but for its validation.
     (toy.be_told, 2, "_apply", 1, ["2"]),
-    (die, 6, "update", 2, ["2", "4"]),
+    # It is validated, and that is made anew.
+    (abandon, 3, "numbers", 1, ["2", "3"]),
+    (die, 6, "update", 2, ["2", "3", "4"]),
     (toy.be_told, 6, "advance", 1, ["2", "4", "5"]),
     (toy.be_told, 6, "save", 1, ["2", "5", "6"]),
 )
@@ -476,7 +421,7 @@ def programs(trainer):
     return trainer._learner.programs, decode.compilations()
 
 
-def test_a_run_of_everything_that_ends_five_times(tmp_path):
+def test_a_run_of_everything_that_ends_six_times(tmp_path):
     """Two stages, dynamic sampling, mini-batches, a correction, skipped updates. Programs serve
     what comes back from a checkpoint too. Of a kill while one is written tells
     `test_checkpoint.py`.
@@ -504,8 +449,10 @@ def test_a_run_of_everything_that_ends_five_times(tmp_path):
     sampled = (folder / toy.SAMPLED).read_bytes()
     assert sampled == (tmp_path / "whole" / toy.SAMPLED).read_bytes()
     assert_same(trainer._state, whole._state)
+    assert trainer._facts == whole._facts
     assert programs(trainer) == compiled
-    assert trainer.use_best() == 2
+    assert trainer.use_best() == whole.use_best() == 2
+    assert_same(trainer.params, whole.params)
     assert programs(trainer) == compiled
 
 

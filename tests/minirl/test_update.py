@@ -18,7 +18,7 @@ from minirl.config import BatchingConfig, OptimizerConfig
 from minirl.model import logprobs
 from minirl.model.decoder import Decoder
 from minirl.model.lora import described
-from minirl.model.sharding import MATRICES, param_path
+from minirl.model.sharding import MATRICES, device_bytes, param_path
 from minirl.sample.decode import sample
 from minirl.train import batching, update
 from minirl.train.batching import MicroBatches
@@ -214,30 +214,23 @@ def test_the_gradient_of_the_output_table():
 @pytest.mark.parametrize("tied", [False, True])
 def test_the_gradient_of_the_embedding(monkeypatch, tied):
     """A token that stands 513 times; tied, the output adds 3 to every word."""
-    graph, shapes = nnx.split(model_of(tie_word_embeddings=tied))
-    params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+    graph, shapes = nnx.split(model_of(tie_word_embeddings=tied, rms_norm_eps=1.0))
+    # Layers are left out, and the last norm hands a gradient on as it is.
+    monkeypatch.setattr(Decoder, "_run_layers", lambda _, body, x_BTD, caches: (x_BTD, caches))
+    model = nnx.merge(graph, jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes))
+    model.final_norm[...] += 1.0
     tokens_BT = jnp.full((2, 257), 5).at[1, 256].set(6)
-    seen = []
 
-    def no_layers(_, body, x_BTD, caches, **rest):
-        seen.append(x_BTD)
-        return x_BTD, caches
-
-    monkeypatch.setattr(Decoder, "_run_layers", no_layers)
-
-    @jax.jit
-    @jax.grad
-    def gradient(params):
-        model = nnx.merge(graph, params)
-        model(tokens_BT, jnp.zeros_like(tokens_BT), None)
+    @nnx.jit
+    @nnx.grad
+    def gradient(model):
+        hidden_BTD, _ = model(tokens_BT, jnp.zeros_like(tokens_BT), None)
         ones_BTD = jnp.ones((1, 3, toy.CONFIG.hidden_size), jnp.bfloat16)
-        return seen.pop().astype(jnp.float32).sum() + model.logits(ones_BTD).sum()
+        return hidden_BTD.astype(jnp.float32).sum() + model.logits(ones_BTD).sum()
 
-    found_VD = gradient(params)["embed"][...]
-    rest = 3.0 if tied else 0.0
-    np.testing.assert_array_equal(found_VD[5], 513 + rest)
-    np.testing.assert_array_equal(found_VD[6], 1 + rest)
-    np.testing.assert_array_equal(found_VD[7], rest)
+    found_VD = gradient(model)["embed"][...]
+    expected_V = np.array([513.0, 1.0, 0.0]) + (3.0 if tied else 0.0)
+    np.testing.assert_array_equal(found_VD[5:8], np.outer(expected_V, np.ones(16)))
 
 
 # How far each optimizer moves a weight: learning rates, clipping, decay, Muon's rotations.
@@ -312,17 +305,15 @@ def test_muon_turns_the_gradients_of_matrices_into_rotations():
             np.testing.assert_allclose(np.abs(moved), np.abs(moved).max(), rtol=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["adamw", "muon"])
-def test_the_first_moment_takes_half_in_bfloat16(kind):
+def test_muons_first_moments_take_half_in_bfloat16():
+    """Of all weights; those that are no matrices have a second one. AdamW's: `test_plan.py`."""
     params = {"layers": {"q": jnp.zeros((2, 16, 8))}, "embed": jnp.zeros((16, 8))}
-
-    def sizes(moments):
-        rule = make_optimizer(OptimizerConfig(kind=kind, moments=moments))
-        leaves = jax.tree.leaves_with_path(jax.eval_shape(rule.init, params))
-        names = [
-            (jax.tree_util.keystr(path), leaf.size * leaf.dtype.itemsize) for path, leaf in leaves
-        ]
-        return [sum(size for name, size in names if f".{m}" in name) for m in ("mu", "nu")]
-
-    whole, less = sizes("float32"), sizes("bfloat16")
-    assert (2 * less[0], less[1]) == tuple(whole)
+    whole, less = (
+        device_bytes(jax.eval_shape(make_optimizer(config).init, params))
+        for config in (
+            OptimizerConfig(kind="muon"),
+            OptimizerConfig(kind="muon", moments="bfloat16"),
+        )
+    )
+    assert whole == pytest.approx(4 * (256 + 2 * 128), abs=64)
+    assert whole - less == 2 * (256 + 128)

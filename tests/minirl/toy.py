@@ -138,11 +138,11 @@ def spread(source: Decoder, mesh: Any) -> Decoder:
     return copied
 
 
-def adapted(source: Decoder, lora: LoraConfig, *, seed: int = 0) -> Decoder:
+def adapted(source: Decoder, lora: LoraConfig) -> Decoder:
     """Give a model adapters that add something already."""
-    add_adapters(source, lora, seed=seed)
+    add_adapters(source, lora, seed=0)
     graph, params, frozen = split(source)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
 
     def draw(leaf):
         return jax.device_put(rng.normal(0, 0.3, leaf.shape).astype(np.float32), leaf.sharding)
@@ -197,13 +197,13 @@ def sampler(source, *, group_size=1, seed=0, stop_ids=STOP_IDS, rows=(), **setti
     return found
 
 
-def run(sampler: NativeSampler, requests: Sequence[Any]) -> dict[int, Any]:
+def run(sampler: NativeSampler, requests: Sequence[Any], *, max_steps: int = 32) -> dict[int, Any]:
     """Sample one reply an episode until all have ended."""
     replies: dict[int, Any] = {}
     for request in requests:
         sampler.submit(request)
     while len(replies) < len(requests):
-        for episode, reply in sampler.advance(max_steps=32):
+        for episode, reply in sampler.advance(max_steps=max_steps):
             replies[episode] = reply
             sampler.release(episode)
     return replies
@@ -394,8 +394,8 @@ def ignore(*_):
 
 
 def trainer(
-    folder, *, source=None, seed=0, examples=EXAMPLES, validate=None, judge=score, mesh=None,
-    servers=None, rollout=None, write=None, log=ignore, hybrid=False, **changes,
+    folder, *, source=None, examples=EXAMPLES, validate=None, judge=score, servers=None,
+    rollout=None, write=None, log=ignore, hybrid=False, **changes,
 ):  # fmt: skip
     """Make a trainer on a copy of a toy model: the update takes the arrays over.
 
@@ -417,7 +417,7 @@ def trainer(
         max_turns=2,
         log=log,
     )
-    mesh = make_mesh(OF_SEVERAL) if distributed.count() > 1 else mesh
+    mesh = make_mesh(OF_SEVERAL) if distributed.count() > 1 else None
     source = spread(source or model(layers=1, hybrid=hybrid), mesh)
     settings = (config.algorithm, config.optimizer, SAMPLER.temperature)
     known = patch("minirl.train.trainer.Learner", partial(known_learner, settings))
@@ -425,7 +425,7 @@ def trainer(
     with known, patch.dict(ROWS, cpu=()):
         return Trainer(
             source, Tokenizer(), task, config, SAMPLER,
-            seed=seed, folder=folder, servers=servers, rollout=rollout,
+            seed=0, folder=folder, servers=servers, rollout=rollout,
         )  # fmt: skip
 
 
@@ -483,13 +483,15 @@ def arm(trainer, moment, at, end, *, nth=1):
         "advance": trainer._sampler,
         "_apply": trainer._learner,
         "update": trainer._learner,
+        "numbers": trainer._sampler,
         "save": trainer._checkpoints,
     }[moment]
     function, steps = getattr(owner, moment), []
 
     def call(*args, **kwargs):
-        # A checkpoint is written after its step, everything else happens within it.
-        steps.append(trainer.steps_done + (moment != "save"))
+        # After its step a checkpoint is written, and samplers are asked how its validation went;
+        # everything else happens within it.
+        steps.append(trainer.steps_done + (moment not in ("save", "numbers")))
         if steps[-1] == at and steps.count(at) == nth:
             end()
         return function(*args, **kwargs)
