@@ -46,7 +46,7 @@ MODEL_FILES = {
     "config.json": "{}",
     "tokenizer.json": "{}",
     "model.safetensors.index.json": '{"weight_map": {"w": "model-1.safetensors"}}',
-    "model-1.safetensors": "",
+    "model-1.safetensors": "weights",
 }
 
 Command = Callable[..., subprocess.CompletedProcess[str]]

@@ -1,4 +1,4 @@
-"""Run folders as launch.train leaves them, made up: for the page, and to measure it."""
+"""Run folders as launch.train leaves them, and results, made up."""
 
 import gzip
 import json
@@ -34,7 +34,6 @@ from .conftest import json_lines, write_lines
 
 TAGS = ("WHERE_ERROR", "SELECT_ERROR", "JOIN_MISSING", "GROUP_BY_ERROR")
 LEVELS = ("easy", "medium", "hard")
-_THOUGHT = "The question asks for one thing, and the table has it; then I filter the rows. "
 
 
 def question(number: int, kind: str) -> dict[str, Any]:
@@ -56,13 +55,13 @@ def result(columns: Sequence[Any], rows: Sequence[Sequence[Any]], **more: Any) -
 
 
 def turn(asked: Mapping[str, Any], *, right: bool, number: int, rng: Random) -> dict[str, Any]:
-    """Make up a reply, and what came of it."""
+    """Make up a reply, and what came of it: of wrong ones some fail."""
     gold, rows = asked["gold_sql"], asked["gold_result"]["rows"]
     fails = not right and rng.random() < 0.3
     sql = gold if right else gold.replace("price >", "prize >" if fails else "price <")
-    own = rows if right else [rows[1], ["oil", 3], [rows[0][0], 0]][: rng.randint(1, 3)]
-    reply = f"<think>{_THOUGHT * rng.randint(1, 3)}</think>\n<sql> {sql} </sql>"
+    reply = f"<think>The table has it; then I filter the rows.</think>\n<sql> {sql} </sql>"
     failure = {"status": "error", "message": "no such column: prize"}
+    own = rows if right else [rows[1], ["oil", 3]]
     return {
         **({"observation": "The filter conditions in WHERE differ."} if number else {}),
         "reply": reply,
@@ -76,46 +75,31 @@ def turn(asked: Mapping[str, Any], *, right: bool, number: int, rng: Random) -> 
     }
 
 
-def member(
-    asked: Mapping[str, Any], *, right: bool, turns: int, rng: Random, advantage: float | None,
-    step: int,
-) -> dict[str, Any]:  # fmt: skip
-    said = [turn(asked, right=False, number=n, rng=rng) for n in range(turns - 1)]
-    said.append(turn(asked, right=right, number=turns - 1, rng=rng))
-    start, sql = said[-1]["place"], said[-1]["sql"]
-    where, end = start + sql.index("WHERE"), start + len(sql)
-    credit = 0.5 if right else -1.0
-    return {
-        "reward": 1.5 if right else -0.25,
-        "parts": {"format": 0.5, "execution": 1.0 if right else -0.75},
-        "correct": right,
-        "spans": [[turns - 1, start, where, 0.5], [turns - 1, where, end, credit]],
-        "advantage": advantage,
-        "ended": "done",
-        "versions": [step - 1, step - 1],
-        "turns": said,
-    }
-
-
 def group(number: int, step: int, *, rng: Random, share: float) -> dict[str, Any]:
     """Make up a group; all right or all wrong ones are left out of the update."""
     asked = question(number, "train")
     rights = [rng.random() < share for _ in range(8)]
     mean = sum(rights) / 8
     scale = math.sqrt(mean * (1 - mean))
-    return {
-        "step": step,
-        "group": number,
-        **asked,
-        "prompt": f"<|im_start|>user\nCREATE TABLE item (name, price);\n{asked['question']}",
-        "trajectories": [
-            member(
-                asked, right=right, turns=2, rng=rng, step=step,
-                advantage=round((right - mean) / scale, 6) if scale else None,
-            )
-            for right in rights
-        ],
-    }  # fmt: skip
+    members = []
+    for right in rights:
+        turns = [turn(asked, right=right and n == 1, number=n, rng=rng) for n in range(2)]
+        start, where = (turns[1]["reply"].index(words) for words in ("SELECT", "WHERE"))
+        end, credit = start + len(turns[1]["sql"]), 0.5 if right else -1.0
+        members.append(
+            {
+                "reward": 1.5 if right else -0.25,
+                "parts": {"format": 0.5, "execution": 1.0 if right else -0.75},
+                "correct": right,
+                "spans": [[1, start, where, 0.5], [1, where, end, credit]],
+                "advantage": round((right - mean) / scale, 6) if scale else None,
+                "ended": "done",
+                "versions": [step - 1, step - 1],
+                "turns": turns,
+            }
+        )
+    prompt = f"<|im_start|>user\nCREATE TABLE item (name, price);\n{asked['question']}"
+    return {"step": step, "group": number, **asked, "prompt": prompt, "trajectories": members}
 
 
 def accuracy_in(run: Path, place: str) -> float:
@@ -184,16 +168,14 @@ def answers(folder: Path, rights: Sequence[bool], *, rng: Random, samples: int =
     lines: list[Any] = [{"step": 0, "version": 2}]
     for number, right in enumerate(rights):
         asked = question(number, "test")
-        said = member(asked, right=right, turns=1, rng=rng, advantage=None, step=1)
-        kept = {key: said[key] for key in ("advantage", "ended", "versions", "turns")}
+        said = turn(asked, right=right, number=0, rng=rng)
+        own = {"id": asked["id"], "gold_result": asked.pop("gold_result")}
         prompt = f"CREATE TABLE item (name, price);\n{asked['question']}"
-        own = {key: asked[key] for key in ("id", "gold_result")}
-        lines.append({"step": number + 1, **own, "prompt": prompt, "trajectories": [kept]})
-        told = {key: asked[key] for key in ("id", "db_id", "difficulty", "question", "gold_sql")}
-        [last], scores = said["turns"], {"set": float(right)}
-        told |= {"sql": last["sql"], "scores": scores, "gold_status": "ok"}
-        told |= {"status": last["result"]["status"], "clauses": ("WHERE", "ORDER BY")}
-        verdicts.append(QuestionVerdict(**told))
+        answer = {"ended": "done", "turns": [said]}
+        lines.append({"step": number + 1, **own, "prompt": prompt, "trajectories": [answer]})
+        asked |= {"sql": said["sql"], "scores": {"set": float(right)}, "gold_status": "ok"}
+        asked |= {"status": said["result"]["status"], "clauses": ("WHERE", "ORDER BY")}
+        verdicts.append(QuestionVerdict(**asked))
     write_lines(folder / "trajectories.jsonl", lines)
     write_result(folder, summary(*verdicts))
     if samples:
@@ -208,7 +190,7 @@ def answers(folder: Path, rights: Sequence[bool], *, rng: Random, samples: int =
 
 def make_run(
     folder: Path, *, steps: int = 8, groups: int = 4, questions: int = 40, seed: int = 0,
-    rate: float = 0.001, live: float = 0.9, samples: int = 0,
+    rate: float = 0.001, samples: int = 0,
 ) -> Path:  # fmt: skip
     """Write a whole run; one with samples began with a screening and a warm start, too."""
     rng = Random(seed)
@@ -238,7 +220,7 @@ def make_run(
                 "reward/total": 2 * share + noise,
                 "reward/format": 0.5,
                 "tag/WHERE_ERROR": 0.5 - share / 2,
-                "groups/live_share": live,
+                "groups/live_share": 0.2,
                 "update/entropy": 0.1 * 0.99**step,
                 # Nearly constant: a scale of less than rounding had endless ticks.
                 "update/correction_mean": 0.999999 if step == 3 else 1.0,

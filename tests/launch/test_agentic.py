@@ -1,8 +1,9 @@
-"""Tool-calling episodes through the learner: the mask, the settings, whole small runs."""
+"""Tool-calling episodes: their evaluations, and a whole small run."""
 
 import sqlite3
 from dataclasses import replace
 from typing import Any, Self
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,7 +16,6 @@ from launch.tiny import make_tiny
 from minirl.config import SamplerConfig
 from minirl.exchange import LostError, Message, UserError
 from minirl.model.tokenizer import ChatTokenizer
-from minirl.sample.rollout import Rollout, flatten
 from minirl.types import Decoding, Reply
 from sqlenv.config import AgenticConfig, ExecutorConfig
 from sqlenv.envs.agentic import Agentic
@@ -35,16 +35,16 @@ LIMITS = SamplerConfig(slots=1, max_prompt_tokens=200, max_response_tokens=900)
 
 
 class Speaker(Script):
-    """Says the same in every episode, but the answer alone in odd ones, if these answer at once."""
+    """Says the same in every episode, but the answer alone in odd ones."""
 
-    def __init__(self, tokenizer: ChatTokenizer, *, odd_answer: bool = False) -> None:
+    def __init__(self, tokenizer: ChatTokenizer) -> None:
         replies = [(*tokenizer.encode(reply), tokenizer.stop_ids[0]) for reply in REPLIES]
         super().__init__(replies, stop_ids=tokenizer.stop_ids)
-        self._decode, self._odd_answer = tokenizer.decode, odd_answer
+        self._decode = tokenizer.decode
 
     def submit(self, request: Any) -> None:
         super().submit(request)
-        if self._odd_answer and request.episode % 2:
+        if request.episode % 2:
             self.given[request.episode] = len(REPLIES) - 1
 
     def set_weights(self, weights: Any, *, version: int) -> None: ...
@@ -84,30 +84,10 @@ def env():
         )
 
 
-def test_tool_responses_are_never_trained_on(tokenizer, singer, env):
-    ((trajectory,),) = Rollout(
-        Speaker(tokenizer), tokenizer, env, [singer],
-        config=LIMITS, group_size=1, first_episode=0, max_turns=3,
-    ).play()  # fmt: skip
-    assert trajectory.ended == "done"
-    assert trajectory.episode.final_attempt.correct
-    flat = flatten(trajectory)
-    trained = tokenizer.decode(flat.ids[flat.is_action])
-    masked = tokenizer.decode(flat.ids[~flat.is_action])
-    assert "tool_response" not in trained
-    assert trained.count("<|im_end|>") == 3
-    assert trained.count("<tool_call>") == 2
-    for shown in ("error: no such column: names", "Bo", "Who is over 20?"):
-        assert shown.replace(" ", "") in masked.replace(" ", "")
-        assert shown.replace(" ", "") not in trained.replace(" ", "")
-    assert masked.count("<tool_response>") == masked.count("</tool_response>") == 2
-    assert "tool_call" not in masked
-
-
 @pytest.fixture
 def script(tokenizer, monkeypatch):
     """A script in place of the sampler of an evaluation."""
-    sampler = Speaker(tokenizer, odd_answer=True)
+    sampler = Speaker(tokenizer)
     monkeypatch.setattr(sampling, "make_sampler", lambda *_, **__: sampler)
     monkeypatch.setattr(sampling, "trained", lambda _model: None)
     return sampler
@@ -169,23 +149,12 @@ def test_validations_are_sampled_as_the_settings_say(tokenizer, singer, env, scr
     assert set(script.drawn) == {Decoding(0.0, 1.0)}
 
 
-def test_a_run_reports_greedy_accuracy_and_validates_as_its_settings_say(
-    tiny, tmp_path, monkeypatch
-):
-    made = []
-
-    def note(*arguments: Any, **_: Any) -> None:
-        made.append(arguments[4:])
-        raise KeyboardInterrupt  # where the run's evaluator would be made
-
-    monkeypatch.setattr(job, "Evaluator", note)
-    monkeypatch.setattr(job, "start_model", lambda config, *_: config.folder / "model")
+def test_a_run_reports_greedy_accuracy_and_validates_as_its_settings_say(tiny, monkeypatch):
     drawn = ["evaluation.validation_temperature=0.6", "evaluation.top_p=0.95"]
-    config = load_config(str(tiny), [f"run.dir={tmp_path / 'run'}", *drawn])
-    with pytest.raises(KeyboardInterrupt):
-        job.train(config, accelerator="cpu")
-    ((decode, settings),) = made
-    assert (decode, settings.evaluation) == (GREEDY, config.evaluation)
+    config, anything = load_config(str(tiny), drawn), Mock()
+    monkeypatch.setattr(job, "Evaluator", lambda *given, **_: given[-2:])
+    made: Any = job._evaluator(config, anything, (anything, anything), None)
+    assert made == (GREEDY, config)
 
 
 # A whole run.

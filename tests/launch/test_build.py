@@ -17,15 +17,17 @@ from launch.build import SqlSide
 from launch.config import load_config
 from launch.data.preflight import check_inputs
 from launch.job import tracked
-from minirl.exchange import LostError, UserError
+from minirl.exchange import LostError
 from rewards.expo.reward import ExpoReward
 from sqlenv.sql.extraction import tables_of
 from sqlenv.types import Table
 
+from .conftest import mistake
+
 REFERENCE = Path(__file__).parents[1] / "data" / "reference"
 
 
-def test_clause_level_reward_reaches_score_and_metrics(tiny, tmp_path):
+def test_what_a_reward_tells_reaches_the_metrics(tiny, tmp_path):
     env = "env={kind: single_turn, wrapping: fence}"
     expo = ("reward={kind: expo}", "train.algorithm={kind: expo}")
     config = load_config(str(tiny), [env, *expo])
@@ -40,16 +42,11 @@ def test_clause_level_reward_reaches_score_and_metrics(tiny, tmp_path):
         ):
             reply = f"So: ```sql\n{query}\n```"
             episode, _ = environment.step(environment.reset(example)[0], reply)
-            score = sql.reward(episode)
-            assert "".join(reply[span.start : span.end] for span in score.spans) == query
             numbers = sql.describe(episode)
             # Other families' numbers would cost as much as their rewards.
             assert not any(name.startswith(("columns/", "tag/", "align/")) for name in numbers)
             assert "rollout/calls" not in numbers  # this episode has no tool
             assert numbers[f"case/{case}"] == 1.0
-            blamed = [name for name in numbers if name.startswith("blamed/")]
-            assert len(blamed) == (0 if case == "correct" else 9)
-            assert all(name.startswith(f"blamed/{case}/") for name in blamed)
 
 
 def test_the_demo_data_of_a_run_is_not_replaced_from_elsewhere(tiny, tmp_path):
@@ -97,10 +94,9 @@ def test_adapters_that_sglang_knows_no_sizes_of_are_refused_at_once(folder, warm
     overrides = [f"model={{path: {REFERENCE / folder}}}", f"warm_start={warm_start}"]
     overrides += ["train.lora.rank=2", "rollout.sglang.urls=[http://127.0.0.1:1]"]
     config = load_config("progress-demo.yaml", overrides)
-    told = pytest.raises(UserError, match="only for a folder with the vision tower")
     # What comes next of the folder: it has no tokenizer.
-    with told if is_refused else pytest.raises(UserError, match=r"tokenizer\.json"):
-        check_inputs(config)
+    told = "only for a folder with the vision tower" if is_refused else "tokenizer.json"
+    assert told in mistake(check_inputs, config)
 
 
 # A tracker gets each step's numbers, in the run's own name.
@@ -151,17 +147,14 @@ def test_each_step_is_logged_in_the_project_of_the_run(calls, tracker, tmp_path)
 
 
 def test_each_number_is_a_scalar_of_tensorboard(calls, tmp_path):
+    track(None, tmp_path)
+    assert not calls
     track("tensorboard", tmp_path)
     assert [call[:2] for call in calls] == [
         ("SummaryWriter", (str(tmp_path / "tensorboard"),)),
         ("add_scalar", ("reward/total", 0.5, 1)),
         ("add_scalar", ("time/step_s", 2.0, 1)),
     ]
-
-
-def test_without_the_setting_nothing_is_asked(calls, tmp_path):
-    track(None, tmp_path)
-    assert not calls
 
 
 def test_a_tracker_that_fails_lets_the_run_save_its_steps(calls, monkeypatch, tmp_path):
@@ -174,5 +167,6 @@ def test_a_tracker_that_fails_lets_the_run_save_its_steps(calls, monkeypatch, tm
 @pytest.mark.parametrize("tracker", ["tensorboard", "wandb", "trackio"])
 def test_a_tracker_that_is_not_installed_is_told_before_anything_is_made(monkeypatch, tracker):
     monkeypatch.setattr("launch.data.preflight.find_spec", lambda _name: None)
-    with pytest.raises(UserError, match=rf"run\.tracker: .*pip install {tracker}"):
-        check_inputs(load_config("progress-demo.yaml", [f"run.tracker={tracker}"]))
+    told = mistake(check_inputs, load_config("progress-demo.yaml", [f"run.tracker={tracker}"]))
+    assert "run.tracker: " in told
+    assert f"pip install {tracker}" in told

@@ -59,14 +59,8 @@ def test_mistakes_are_told_in_a_line_before_jax_is_imported(process, place, tiny
     assert not jax_came_in
     assert snapshot(place) == before
     for (module, words), (status, out, _) in zip(helps.items(), told[len(cases) :], strict=True):
-        shown = (
-            f"python -m {module.replace('.', ' ')}",
-            "--cfg",
-            "--accel",
-            "progress-demo.yaml",
-            "key.sub=",
-            words,
-        )
+        shown = ["--cfg", "--accel", "progress-demo.yaml", "key.sub=", words]
+        shown.append(f"python -m {module.replace('.', ' ')}")
         assert (status, [word for word in shown if word not in out]) == (0, [])
 
 
@@ -211,8 +205,7 @@ def make_models(folder: Path) -> dict[str, str]:
         vocab_size=300, hidden_size=16, intermediate_size=16, layers=1, heads=2, kv_heads=1
     )
     make_tiny(folder / "model", ["select name"], shape, 0)
-    sizes = {"deeper": {"num_hidden_layers": 2}, "narrower": {"vocab_size": 200}}
-    for name, changes in sizes.items():
+    for name, changes in (("deeper", {"num_hidden_layers": 2}), ("narrower", {"vocab_size": 200})):
         path = shutil.copytree(folder / "model", folder / name) / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     embedding = {"model.embed_tokens.weight": np.zeros((200, 16), np.float32)}

@@ -41,12 +41,12 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
-def options_of(line) -> SimpleNamespace:
-    """Run a script, and read the arguments that it gave to our command."""
-    subprocess.run(line, check=False)
+def run_script(*settings: str) -> tuple[int, SimpleNamespace]:
+    """Return its status, and the options that it gave to our command."""
+    status = subprocess.run([*SLURM, *settings], check=False).returncode
     module, *arguments = shlex.split(Path("arguments").read_text())[1:]
     assert module == "launch.train"
-    return SimpleNamespace(**parsed("train", *arguments))
+    return status, SimpleNamespace(**parsed("train", *arguments))
 
 
 @pytest.mark.parametrize("status", [0, 2])
@@ -55,10 +55,10 @@ def test_slurm(place, status, is_finished):
     (place / "status").write_text(str(status))
     if is_finished:
         (place / "runs" / "progress" / "result.json").write_text("{}")
-    assert subprocess.run([*SLURM, "seed=1"], check=False).returncode == status
+    found, options = run_script("seed=1")
+    assert found == status
     # A mistake is not repeated.
     assert (place / "requeued").exists() == (status == 0 and not is_finished)
-    options = options_of([*SLURM, "seed=1"])
     assert (options.accel, options.cfg) == ("gpu", "progress.yaml")
     assert options.overrides == ("run.dir=runs/progress", "seed=1")
 
@@ -68,7 +68,7 @@ def test_slurm_gives_the_learner_what_servers_leave(monkeypatch):
     """Each GPU of a node belongs to the learner or to one server."""
     servers = ["rollout.sglang.launch=4", 'rollout.sglang.devices=["4", "5", "6", "7"]']
     monkeypatch.setenv("LEARNER_GPUS", "0,1,2,3")
-    options = options_of([*SLURM, *servers])
+    _, options = run_script(*servers)
     config = load_config("progress-demo.yaml", options.overrides).rollout
     assert (config.sampler, len(config.sglang.devices)) == ("sglang", config.sglang.launch)
     learner = Path("devices").read_text().strip()

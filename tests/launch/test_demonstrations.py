@@ -110,11 +110,8 @@ def test_a_long_transcript_mends_its_first_call(singer):
     assert queries == [Call(WRONG, is_final=False), Call(RIGHT, is_final=False)]
     rows = [message[0].content.split("\n")[1] for message in found.observations[1:]]
     assert rows == ["[['Ada']]", "[['Bo']]"]
-    # The call with the mistake is not learnt.
+    # The call with the mistake is not learnt; a transcript with one answers with it.
     assert (found.target, found.learnt) == (f"```sql\n{RIGHT}\n```", 2)
-
-
-def test_a_transcript_with_a_mistake_answers_with_it(singer):
     assert transcript(singer, mistake_share=1.0).target == f"```sql\n{WRONG}\n```"
 
 

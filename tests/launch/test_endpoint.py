@@ -17,6 +17,7 @@ from sqlenv.types import Example
 from tests.vectors import read
 
 from .chat_server import Body, Chat, Failure, completion, serve
+from .conftest import mistake
 
 pytestmark = pytest.mark.usefixtures("quick")
 SERVERS = read("servers")
@@ -115,11 +116,9 @@ def test_halves_of_characters_and_marks_of_turns_are_neither_sent_nor_kept():
 
 
 def test_a_server_that_hangs_or_is_gone_is_told():
-    with pytest.raises(UserError, match="timed out"):
-        ask(Failure(delay_s=0.6), timeout_s=0.1)
+    assert "timed out" in mistake(ask, Failure(delay_s=0.6), timeout_s=0.1)
     _, chat = ask(FINE)
-    with pytest.raises(UserError, match="Connection error"):
-        ask_url(chat.url)  # its port is closed now
+    assert "Connection error" in mistake(ask_url, chat.url)  # its port is closed now
 
 
 # Servers of others: each answers, refuses a field and a prompt that is too long in its own way.
@@ -180,11 +179,11 @@ def test_a_proxy_or_a_certificate_that_cannot_be_used_is_told(monkeypatch, name,
         ask_url("http://far.invalid/v1")
 
 
-@pytest.mark.parametrize("status", [401, 402, 403])
+@pytest.mark.parametrize("status", [401, 402, 403, 404])
 def test_a_key_without_credit_is_no_long_prompt(status):
-    body = {"error": {"message": "the token limit of this month is reached"}}
-    with pytest.raises(UserError, match=f"{status}: .*the token limit of this month"):
-        ask(told(status, body))
+    line = mistake(ask, told(status, "the token limit of this month is reached"))
+    assert f"still failing ({status}: the token limit of this month is reached); " in line
+    assert "check --endpoint (it ends with /v1), --model m and the key in OPENAI_API_KEY" in line
 
 
 # Answers are kept.

@@ -1,6 +1,7 @@
 """What an evaluation is by, its record in files, and where it goes on."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from sqlenv.config import AnswerConfig
 from sqlenv.evaluators.comparators import CaseVerdict
 from sqlenv.types import Example
 
-from .conftest import write_job
+from .conftest import look_like_a_model, mistake, write_job
 from .report_cases import summary, verdict
 from .small_sets import make_spider
 
@@ -73,19 +74,13 @@ def test_a_job_with_witnesses_is_judged_on_them_first_and_by_its_rule_alone():
 def place(tmp_path: Path) -> Path:
     """A folder of data, and one that looks like a model."""
     make_spider(tmp_path / "data")
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text("{}")
-    (model / "tokenizer.json").write_text("{}")
-    (model / "model.safetensors").write_bytes(b"weights")
+    look_like_a_model(tmp_path / "model")
     write_job(tmp_path / "job.yaml", tmp_path / "data")
     return tmp_path
 
 
-@pytest.fixture
-def measure(place, monkeypatch):
-    """Return `measure(*words)`: evaluate with the sampler left out, and count the samplings."""
-    monkeypatch.setattr(cli, "use_accelerator", lambda _name: "cpu")
+def test_answers_that_are_there_are_judged_again_and_not_sampled(place, monkeypatch):
+    """Of other settings, questions or weights they are refused."""
     asked = []
 
     def sampled(_source, examples, file, *_):
@@ -94,37 +89,35 @@ def measure(place, monkeypatch):
         file.write(examples, found)
         return found, {}
 
-    monkeypatch.setattr(CheckpointSource, "_sample", sampled)
-
-    def run(*words: str) -> int:
+    def measure(*words: str) -> int:
+        """Evaluate, and count how often anything was sampled."""
         line = ["--cfg", str(place / "job.yaml"), "--checkpoint", str(place / "model")]
         where = ["--data", "validation", f"data.root={place / 'data'}", "--out", str(place / "out")]
         command.main([*line, *where, *words])
         return len(asked)
 
-    return run
-
-
-def test_answers_that_are_there_are_judged_again_and_not_sampled(place, measure):
+    monkeypatch.setattr(cli, "use_accelerator", lambda _name: "cpu")
+    monkeypatch.setattr(CheckpointSource, "_sample", sampled)
     assert measure() == measure() == 1
     assert measure("--by", "database", "--official") == 1
+    for words in (
+        ["sampler.temperature=0.5"], ["--decode", "vote@2"], ["prompt.example_values=1"], ["seed=3"]
+    ):  # fmt: skip
+        name = words[0].partition("=")[0].strip("-")
+        told = mistake(measure, *words)
+        assert re.search(rf"other settings \({name} is .* there and .* here\)", told)
+    for file, old, new, key in (
+        ("data/dev.json", "Who is there?", "Who is here?", "data.validation"),
+        ("model/model-1.safetensors", "weights", "WEIGHTS", "model.path"),
+    ):
+        path = place / file
+        content = path.read_text()
+        path.write_text(content.replace(old, new))
+        assert f"{key}: the files are others than when" in mistake(measure)
+        path.write_text(content)
+    assert measure() == 1
     (place / "out" / "answers.jsonl").unlink()
     assert measure() == 2
-
-
-@pytest.mark.parametrize(
-    ("words", "name"),
-    [
-        (["sampler.temperature=0.5"], "sampler.temperature"),
-        (["--decode", "vote@2"], "decode"),
-        (["prompt.example_values=1"], "prompt.example_values"),
-        (["seed=3"], "seed"),
-    ],
-)
-def test_other_settings_are_another_evaluation(measure, words, name):
-    measure()
-    with pytest.raises(UserError, match=rf"other settings \({name} is .* there and .* here\)"):
-        measure(*words)
 
 
 def test_another_model_of_an_endpoint_is_another_evaluation(place):
@@ -135,21 +128,6 @@ def test_another_model_of_an_endpoint_is_another_evaluation(place):
         for name in ("m/one", "m/two")
     )
     assert {key for key in one if one[key] != other[key]} == {"model"}
-
-
-@pytest.mark.parametrize(
-    ("file", "old", "new", "key"),
-    [
-        ("data/dev.json", "Who is there?", "Who is here?", r"data\.validation"),
-        ("model/model.safetensors", "weights", "WEIGHTS", r"model\.path"),
-    ],
-)
-def test_others_at_the_same_place_are_refused(place, measure, file, old, new, key):
-    measure()
-    path = place / file
-    path.write_text(path.read_text().replace(old, new))
-    with pytest.raises(UserError, match=rf"{key}: the files are others than when"):
-        measure()
 
 
 @pytest.mark.parametrize(
@@ -177,7 +155,8 @@ def test_the_model_of_a_run_is_where_the_command_says_that_it_is_now(place):
     (run / "checkpoints" / "1").mkdir(parents=True)
     gone = ("model.tiny=null", f"model.path={place / 'gone'}")
     (run / "config.yaml").write_text(dump(load_config(str(place / "job.yaml"), gone)))
-    with pytest.raises(UserError, match=r"model\.path: .*gone"):
-        policy_in(run / "checkpoints" / "1")
+    # Commands without settings are told where it is looked for.
+    told = mistake(policy_in, run / "checkpoints" / "1")
+    assert re.search(r"config\.yaml: model\.path: .*gone", told)
     found = policy_in(run / "checkpoints" / "1", [f"model.path={place / 'model'}"])
     assert found.model == place / "model"

@@ -127,22 +127,19 @@ def place(downloads, tmp_path_factory):
     return place
 
 
-def test_every_line_is_a_command():
-    written = re.findall(r"^- .*`[^`]*\.yaml[^`]*` \(.*$", SECTION, re.MULTILINE)
-    assert len(written) <= len(LINES) == len(ROWS)
-    assert all(row.calls for row in ROWS)
-    assert {program for row in ROWS for program, _ in row.calls} == {"launch.train", "launch.eval"}
-
-
-def test_no_run_takes_the_folder_of_another():
-    """One that two lines name is one run."""
-    assert len({folder(*words) for words in TRAINED}) == len(set(map(tuple, TRAINED)))
-
-
 def test_the_ablations_of_all_papers_are_listed():
     count = Counter(words[3].removesuffix(".yaml") for words in ABLATIONS)
     # Progress-SQL's tables 3 and 13; EXPO-SQL's tables 4 to 6, 10 and 11; SQL-ASTRA's 1 and 4.
     assert count >= Counter(progress=11, expo=9, paverl=2, astra=10)
+
+
+def test_every_line_is_a_command_and_no_run_takes_the_folder_of_another():
+    """A run that two lines name is one."""
+    written = re.findall(r"^- .*`[^`]*\.yaml[^`]*` \(.*$", SECTION, re.MULTILINE)
+    assert len(written) <= len(LINES) == len(ROWS)
+    assert all(row.calls for row in ROWS)
+    assert {program for row in ROWS for program, _ in row.calls} == {"launch.train", "launch.eval"}
+    assert len({folder(*words) for words in TRAINED}) == len(set(map(tuple, TRAINED)))
 
 
 @pytest.mark.parametrize("size", ["", "-demo"])

@@ -19,11 +19,8 @@ CASES = read("schedule")
 
 
 def ramp():
-    return OptimizerConfig(
-        learning_rate=1e-5,
-        schedule="ramp_cosine",
-        final_fraction=CASES["ramp_cosine"]["final_fraction"],
-    )
+    last = CASES["ramp_cosine"]["final_fraction"]
+    return OptimizerConfig(learning_rate=1e-5, schedule="ramp_cosine", final_fraction=last)
 
 
 def course(steps: int, *, every: int) -> CourseConfig:
@@ -48,16 +45,11 @@ def curve_of(identifier):
     return [(20 * n, accuracy) for n, accuracy in enumerate(case["accuracies"], start=1)]
 
 
-def test_after_a_rise_the_rate_is_the_maximum():
-    curve = curve_of("up, then level")
-    start = restart(curve, course(200, every=20), SecondStage())
+def test_the_rate_is_the_maximum_after_a_rise_else_half_of_the_best_checkpoints():
+    start = restart(curve_of("up, then level"), course(200, every=20), SecondStage())
     assert (start.step, start.accuracy, start.rose) == (200, 0.72, True)
     assert start.learning_rate == 1e-5
-
-
-def test_after_fluctuation_the_rate_is_half_of_the_best_checkpoints():
-    curve = curve_of("up and down")
-    start = restart(curve, course(200, every=20), SecondStage())
+    start = restart(curve_of("up and down"), course(200, every=20), SecondStage())
     assert (start.step, start.rose) == (120, False)
     # The update that made it: 119 of 200 steps, of which 20 of warm-up.
     share = 0.01 + 0.99 * (1 + np.cos(np.pi * (119 - 20) / 180)) / 2

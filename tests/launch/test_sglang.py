@@ -330,14 +330,9 @@ MEASURED = {1: EVALUATION["questions"], LONG_STEPS: EVALUATION["validation_quest
 
 def write_config(folder: Path, python: str) -> Path:
     train = {**TINY["train"], "steps": LONG_STEPS, "eval_every": LONG_STEPS, "kl_every": LONG_STEPS}
-    servers = {
-        "launch": 2,
-        "python": python,
-        "arguments": ARGUMENTS,
-        "variables": VARIABLES,
-        "timeout_s": 120,
-        "wait_s": 240,  # what weights that are being brought to a stopped server have
-    }
+    servers = {"launch": 2, "python": python, "arguments": ARGUMENTS, "variables": VARIABLES}
+    # The latter is what weights that are being brought to a stopped server have.
+    servers |= {"timeout_s": 120, "wait_s": 240}
     rollout = {"backend": "sglang", "sglang": servers}
     path = folder / "tiny.yaml"
     path.write_text(yaml.safe_dump({**TINY, "train": train, "rollout": rollout}))

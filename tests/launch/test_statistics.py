@@ -18,18 +18,14 @@ Z = 1.959964
 """The 97.5 % point of the normal distribution."""
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_few_questions_that_are_all_right_prove_little(count):
-    # Wilson's limits of n of n solve (1 - p)^2 = z^2 p (1 - p) / n, hence p = n / (n + z^2).
-    assert mean_interval([1.0] * count) == (pytest.approx(count / (count + Z**2)), 1)
-    assert mean_interval([0.0] * count) == (0, pytest.approx(Z**2 / (count + Z**2)))
-
-
-@pytest.mark.parametrize(("right", "count"), [(1, 3), (215, 500)])
+@pytest.mark.parametrize(("right", "count"), [(1, 3), (215, 500), (0, 1), (1, 1), (0, 3), (3, 3)])
 def test_the_interval_of_a_rate_ends_where_its_test_refuses(right, count):
-    for limit in mean_interval([1.0] * right + [0.0] * (count - right)):
-        errors = abs(right / count - limit) / (limit * (1 - limit) / count) ** 0.5
-        assert errors == pytest.approx(Z)
+    """Few questions that are all right prove little: Wilson's limits solve this equation."""
+    low, high = mean_interval([1.0] * right + [0.0] * (count - right))
+    assert low <= right / count <= high != low
+    for limit in (low, high):
+        error = (right / count - limit) ** 2
+        assert error == pytest.approx(Z**2 * limit * (1 - limit) / count)
 
 
 def test_other_scores_have_the_bootstraps_interval():

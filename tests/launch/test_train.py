@@ -5,33 +5,25 @@ recipe.
 import json
 import operator
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from launch import eval as evaluation
 from launch import train
 from launch.config import load_config
 from launch.policy import find_subject, policy_in
-from launch.reporting.answer import show_run
-from minirl.exchange import UserError
 from tests.minirl.toy import without_times
 
-from .conftest import FINISHED, LEFT_OUT, json_lines, loaded, parsed, succeed, told_by
+from .conftest import FINISHED, LEFT_OUT, json_lines, loaded, mistake, parsed, succeed, told_by
 from .report_cases import opened, write_page
 
 
 def test_a_run_leaves_what_was_promised(place):
     folder = place / "finished"
     result = json.loads((folder / "result.json").read_text())
-    gain = result["gains"]["run"][result["rule"]]
-    low, high = gain["ci95"]
-    assert low <= gain["difference"] <= high
-    means = [result["accuracy"][place][result["rule"]]["mean"] for place in ("before", "after")]
-    assert gain["difference"] == pytest.approx(means[1] - means[0], abs=1e-6)
+    assert {*result["gains"]["run"]} == {*result["accuracy"]["after"]}
     data = json.loads((folder / "data.json").read_text())
     assert [data[split]["questions"] for split in ("train", "validation", "test")] == [24, 4, 6]
     assert (folder / "versions.json").is_file()
@@ -143,16 +135,6 @@ def test_a_native_run_imports_neither_servers_clients_nor_other_platforms_kernel
     assert done.stdout == "set()\n", done.stderr
 
 
-def test_a_number_that_was_none_does_not_end_a_run(place, tmp_path, capsys):
-    """A share that is NaN is null in the metrics."""
-    shutil.copytree(place / "finished", run := tmp_path / "run")
-    names = ("rollout/no_query_share", "groups/live_share", "reward/total")
-    lines = [{**line, **dict.fromkeys(names)} for line in json_lines(run / "metrics.jsonl")]
-    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in lines))
-    show_run(run)
-    assert "Run folder: " in capsys.readouterr().out
-
-
 STOPPED = """
 import os, signal
 from minirl.run.checkpoint import Checkpoints
@@ -227,7 +209,7 @@ def test_evaluation_agrees_with_training(command, place, tmp_path):
     assert [*loaded(out)["measures"]] == ["bird_ex", "csmr"], done.stderr
 
 
-def test_policies_are_found_by_any_of_their_folders(place, tmp_path):
+def test_policies_are_found_by_any_of_their_folders(place):
     run = place / "finished"
     step = policy_in(run / "checkpoints" / "3")
     assert (step.name, step.checkpoint) == ("finished-step3", run / "checkpoints" / "3")
@@ -237,19 +219,11 @@ def test_policies_are_found_by_any_of_their_folders(place, tmp_path):
     exported = policy_in(run / "model")
     assert (exported.model, exported.checkpoint) == (run / "model", None)
     gone = (Path("/nowhere"), run / "checkpoints" / "99")
+    advice = "give a run folder (its best checkpoint), one of"
     for wrong in (run / "before", run / "checkpoints", place, *gone):
-        with pytest.raises(UserError, match=r"give a run folder \(its best checkpoint\), one of"):
-            policy_in(wrong)
+        assert advice in mistake(policy_in, wrong)
         # Nor by the settings of plain.yaml, whose data may not be there.
-        with pytest.raises(UserError, match=r"give a run folder \(its best checkpoint\), one of"):
-            find_subject(None, (), checkpoint=wrong, endpoint=None)
-    # Commands without settings are told where the model of a run is looked for.
-    moved = yaml.safe_load((run / "config.yaml").read_text())
-    moved["model"] |= {"path": "gone", "tiny": None}
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(moved))
-    (tmp_path / "checkpoints" / "3").mkdir(parents=True)
-    with pytest.raises(UserError, match=r"config\.yaml: model\.path: .*gone"):
-        policy_in(tmp_path / "checkpoints" / "3")
+        assert advice in mistake(find_subject, None, (), checkpoint=wrong, endpoint=None)
 
 
 def test_settings_of_the_command_line_change_those_of_the_run(place, tmp_path):

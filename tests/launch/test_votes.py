@@ -24,20 +24,17 @@ SQLS: dict[str, str] = DATA["queries"]
 CASES: dict[str, int | None] = {one["samples"]: one["answers"] for one in DATA["cases"]}
 
 
-def asked(database: Path) -> tuple[Example, ...]:
-    return tuple(
-        Example(f"spider/dev/{number}", "?", "emp", database, "SELECT 1", source="spider")
-        for number in range(len(CASES))
-    )
-
-
 def judged(
     database: Path,
     samples: Sequence[Sequence[str]],
     limits: ExecutorConfig,
     turns: Sequence[Sequence[int]] = (),
 ) -> tuple[list[QuestionVerdict], list[list[bool]]]:
-    questions = QuestionSet("spider-dev", asked(database)[: len(samples)], ("set",))
+    asked = tuple(
+        Example(f"spider/dev/{number}", "?", "emp", database, "SELECT 1", source="spider")
+        for number in range(len(samples))
+    )
+    questions = QuestionSet("spider-dev", asked, ("set",))
     sampled = [
         Sampled(tuple(each), turns=tuple(turns[n]) if turns else ())
         for n, each in enumerate(samples)
