@@ -108,9 +108,9 @@ def test_a_folder_whose_name_is_not_utf8(tmp_path, command):
     assert sheet["measures"]["spider_ts"]["mean"] == 1
 
 
-def test_a_full_disk_names_the_file(root, run):
+def test_a_full_disk_names_the_file(root, ended):
     """/dev/full is always full."""
-    status, _, err = run([*arguments(root)[:-1], "/dev/full"])
+    status, _, err = ended(evaluating.main, *arguments(root)[:-1], "/dev/full")
     assert (status, "/dev/full" in err) == (2, True)
 
 
