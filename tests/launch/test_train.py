@@ -5,6 +5,7 @@ recipe.
 import json
 import operator
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
