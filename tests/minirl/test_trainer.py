@@ -65,6 +65,7 @@ def test_the_reward_rises_and_what_is_due_is_measured(finished):
         assert 1 <= record["rollout/turns"] <= 2
         assert record["rollout/reply_tokens"] <= 6
         assert record.get("validation/accuracy") == toy.ACCURACY.get(record["step"])
+    assert finished.trainer.curve == [*toy.ACCURACY.items()]
     kl = {record["step"]: record["update/kl"] for record in records if "update/kl" in record}
     assert list(kl) == [8]
     assert kl[8] > 0.01
