@@ -188,11 +188,8 @@ def _measure_base(
     place = config.folder / BEFORE
     last = place / SAMPLES if config.evaluation.samples else place
     # A resumed run need not read the model again, nor start its servers.
-    known = distributed.from_first(
-        lambda: read_place(place) if (last / VERDICTS).exists() else None
-    )
-    if known:
-        return {BEFORE: known} if distributed.is_first() else {}
+    if distributed.from_first((last / VERDICTS).exists):
+        return {BEFORE: read_place(place)} if distributed.is_first() else {}
     model = load_model(config, source)
     with serving(config, source, config.folder, config.evaluation_sampler, lora=None) as servers:
         evaluator = _evaluator(config, sql, model, servers)
