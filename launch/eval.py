@@ -118,6 +118,7 @@ def main(*overrides: options.Overrides, given: EvalOptions = EvalOptions()) -> N
     gc.set_threshold(_GARBAGE)
     options.choose("--data", given.data, (*SPLITS, *TEST_SETS))
     _check(given)
+    options.check_result(given.json)
     settings = [*overrides]
     if given.limit:
         sizes = ("questions", "validation_questions")
@@ -195,7 +196,6 @@ def _answer_and_judge(given: EvalOptions, source: Source, split: Split, out: Pat
     from launch.evaluation.questions import check_databases
     from launch.files import claim_data, claimed, fingerprints
 
-    options.check_result(given.json)
     config, start = source.config, perf_counter()
     # A config's own questions have its limits, as in training.
     limits = config.executor if _is_own(given) else OFFICIAL
