@@ -24,7 +24,7 @@ from sqlenv.config import ExecutorConfig
 from sqlenv.executor.connection import Connection
 from sqlenv.executor.database import DatabaseQuery, Identity, heap_limit, identify
 from sqlenv.executor.gold import GoldCache
-from sqlenv.types import Result, TimedOut, TooLarge
+from sqlenv.types import Result, TooLarge
 
 # How often overdue queries are looked for, and interrupted again: one interrupt can fall between
 # two statements.
@@ -37,8 +37,6 @@ _MOST_TOGETHER = 16
 _OUT_OF_HEAP = TooLarge("memory")
 # How long all queries may run after one that ran alone, relative to its time, and at most.
 _SHARED, _SHARED_S = 4, 0.5
-# After these, and after a bug of ours, a connection is not used again.
-_SPOILING = (TimedOut, TooLarge, type(None))
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -187,10 +185,10 @@ class Executor(AbstractContextManager["Executor"]):
         finally:
             with self._lock:
                 self._running.pop(threading.get_ident(), None)
-            if connection and (isinstance(result, _SPOILING) or not self._end.alive):
-                connection.close()
-            elif connection:
+            if connection and result not in (None, _OUT_OF_HEAP) and self._end.alive:
                 self._keep(key, connection)
+            elif connection:
+                connection.close()
         return result
 
     def _take(self, key: Identity) -> Connection:
