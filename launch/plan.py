@@ -232,13 +232,11 @@ def _basis(config: JobConfig, section: Section) -> dict[str, Any]:
     own = jax.local_devices()
     device = own[0].device_kind, len(own), round(capacity_bytes(own[0]) / _GIB)
     settings: dict[str, Any] = {"mesh": True, "model": {"remat"}, section: {"batching"}}
+    basis = {"devices": [[*one] for one in distributed.gather(lambda: device)]}
     if section == "train":  # a warm start samples nothing
         settings["sampler"] = {"slots", "cache_gb"}
-    return {
-        "devices": [[*one] for one in distributed.gather(lambda: device)],
-        "backend": config.rollout.sampler,
-        **config.model_dump(mode="json", include=settings),
-    }
+        basis["backend"] = config.rollout.sampler
+    return basis | config.model_dump(mode="json", include=settings)
 
 
 def plan_phase(config: JobConfig, section: Section, lessons: Lessons | None = None) -> Plan:

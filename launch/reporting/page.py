@@ -148,7 +148,7 @@ class Page:
         while part := list(islice(waiting, None if scores is None else _QUESTIONS)):
             for place, group in enumerate(part):
                 name, members = str(group.get("id")), group["trajectories"]
-                entry = self._entry(name, group, is_held_out=scores is not None)
+                entry = self._indexed(name, group, is_held_out=scores is not None)
                 for one in members:
                     one["correct"] = _is_right(one)
                 count, total = sum(one["correct"] for one in members), len(members)
@@ -163,7 +163,7 @@ class Page:
                 entry["seen"].append({**seen, "right": count, "total": total, **more})
             self.pieces.append(packed({"groups": part}))
 
-    def _entry(self, name: str, group: Group, *, is_held_out: bool) -> dict[str, Any]:
+    def _indexed(self, name: str, group: Group, *, is_held_out: bool) -> dict[str, Any]:
         """Return what the index has of a question; another one of its name gets a name of its own,
         which links lead to.
         """

@@ -185,6 +185,7 @@ class Executor(AbstractContextManager["Executor"]):
         finally:
             with self._lock:
                 self._running.pop(threading.get_ident(), None)
+            # One that ran out of heap gives back what it has; after a bug of ours none is trusted.
             if connection and result not in (None, _OUT_OF_HEAP) and self._end.alive:
                 self._keep(key, connection)
             elif connection:
