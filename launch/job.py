@@ -50,7 +50,7 @@ from launch.reporting.runs import outcome
 from launch.screening import kept, screen
 from launch.warm_start import refuse_early, start_model
 from minirl.config import OptimizerConfig
-from minirl.exchange import LostError
+from minirl.exchange import LostError, UserError
 from minirl.model.decoder import Decoder
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.run import distributed
@@ -88,6 +88,8 @@ def train(config: JobConfig, *, accelerator: str, only: str | None = None) -> No
         sql.check_training_prompts(examples, tokenizer)
         sql.check_test_prompts(test, tokenizer)
         refuse_early(config, sql, examples)
+        # Before hours of work, since it may ask who its user is.
+        log = stack.enter_context(tracked(config))
         measured = {} if only else _measure_base(config, test, sql, source)
         start_from, learned = _start(config, sql, examples, source, only=only)
         if only:
@@ -110,7 +112,6 @@ def train(config: JobConfig, *, accelerator: str, only: str | None = None) -> No
             evaluator.set_weights(params, version=version)
             return evaluator.accuracy(validation)
 
-        log = stack.enter_context(tracked(config))
         trainer = Trainer(
             model, tokenizer, sql.task(learned, tokenizer, validate=validate, log=log),
             config.train, config.sampler,
@@ -409,7 +410,11 @@ def tracked(config: JobConfig) -> Generator[Log]:
             write_text(path, f"{config.run.name}-seed{config.seed}-{uuid4().hex[:6]}")
         name = path.read_text(encoding="utf-8")
         known = {"id": name} if tracker == "wandb" else {}
-        library.init(project=config.run.name, name=name, config=settings, resume="allow", **known)
+        opened = {"project": config.run.name, "name": name, "config": settings, "resume": "allow"}
+        try:
+            library.init(**opened, **known)
+        except Exception as error:
+            raise UserError(f"run.tracker={tracker} cannot begin: {error}") from error
         try:
             yield _telling(tracker, lambda step, numbers: library.log(dict(numbers), step=step))
         finally:

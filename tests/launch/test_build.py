@@ -164,6 +164,14 @@ def test_a_tracker_that_fails_lets_the_run_save_its_steps(calls, monkeypatch, tm
     assert [kind for kind, *_ in calls] == ["init", "finish"]
 
 
+def test_a_tracker_that_knows_no_user_is_told_in_one_line(calls, monkeypatch, tmp_path):
+    init = Mock(side_effect=ValueError("api_key not configured"))
+    monkeypatch.setattr(sys.modules["wandb"], "init", init)
+    told = mistake(track, "wandb", tmp_path)
+    assert told == "run.tracker=wandb cannot begin: api_key not configured"
+    assert not calls
+
+
 @pytest.mark.parametrize("tracker", ["tensorboard", "wandb", "trackio"])
 def test_a_tracker_that_is_not_installed_is_told_before_anything_is_made(monkeypatch, tracker):
     monkeypatch.setattr("launch.data.preflight.find_spec", lambda _name: None)
