@@ -22,8 +22,7 @@ from sqlenv.witness.variants import make_variant
 
 _log = logging.getLogger(__name__)
 
-_SPARE = 4
-"""Variants beyond those that are asked for: some are no witnesses, or the gold finds nothing."""
+_MOST_DRAWN = 48  # variants, of a gold query with a condition that hardly ever matters
 # A gold query may be a product of tables.
 _STEPS, _STRIDE, _MOST_ROWS = 200_000, 1_000, 5_000
 _NUMBERING = (exp.RowNumber, exp.Lag, exp.Lead)
@@ -32,8 +31,8 @@ _NUMBERING = (exp.RowNumber, exp.Lag, exp.Lead)
 def draw_witnesses(
     gold: str, database: Path, *, mode: MatchMode = "set", count: int = 8
 ) -> tuple[bytes, ...]:
-    """Draw witnesses of a gold query of SQLite, at most `count`; those on which it finds something
-    go first. `mode` says when two results are the same.
+    """Draw witnesses of a gold query of SQLite, at most `count`: those on which it finds something
+    and most of its conditions matter. `mode` says when two results are the same.
 
     Returns the databases as SQLite serialises them; none where none can be made, which is logged.
 
@@ -45,7 +44,7 @@ def draw_witnesses(
         apsw.NoMemError: Queries of models have had all the memory for seconds.
     """
     try:
-        found = with_memory(lambda: list(_draw(gold, database, mode, count + _SPARE)))
+        found = with_memory(lambda: list(_draw(gold, database, mode, count)))
         why = "the gold query cannot be parsed, fails or is undecided on every variant"
     except apsw.NoMemError:
         raise
@@ -57,29 +56,41 @@ def draw_witnesses(
     return tuple(contents for _, contents in found[:count])
 
 
-def _draw(gold: str, database: Path, mode: MatchMode, count: int) -> Iterator[tuple[bool, bytes]]:
-    """Yield witnesses, each with whether the gold query finds nothing in it."""
+def _draw(gold: str, database: Path, mode: MatchMode, count: int) -> Iterator[tuple[int, bytes]]:
+    """Yield witnesses, each with how much is idle there: conditions without which the gold query
+    gives the same, and the query itself if it finds nothing; until nothing is in `count` of them.
+    """
     source = read_source(database)
     if (focus := focus_of(gold, source)) is None:
         return
-    for number in range(count):
+    lively = 0
+    for number in range(_MOST_DRAWN):
         with closing(make_variant(source, focus, seed=number)) as variant:
             if (result := decided_result(variant, gold, mode)) is not None:
-                finds_nothing = {value for row in result.rows for value in row} <= {0, None}
+                others = (run_bounded(variant, sql) for sql in focus.without_each)
+                same = (matches(one, result, mode=mode, gold_sql=gold) for one in others if one)
+                idle = sum(same) + ({value for row in result.rows for value in row} <= {0, None})
                 if not (contents := variant.serialize("main")):
                     raise apsw.NoMemError("out of memory")
-                yield finds_nothing, contents
+                yield idle, contents
+                lively += not idle
+                if lively == count:
+                    return
 
 
 def decided_result(variant: apsw.Connection, gold: str, mode: MatchMode) -> Table | None:
-    """Run a gold query; None where it fails, or where SQLite may as well return something else."""
+    """Run a gold query; None where it fails, or where SQLite may as well return something else:
+    with tables scanned in reverse, or with the ties of each ORDER BY broken either way.
+    """
     result = run_bounded(variant, gold)
     if result is None or _ties_at_a_limit(variant, gold, mode):
         return None
-    for other in _in_other_orders(variant, gold):
-        if other is None or not matches(other, result, mode=mode, gold_sql=gold):
-            return None
-    return result
+    variant.pragma("reverse_unordered_selects", 1)
+    others = [run_bounded(variant, gold)]
+    variant.pragma("reverse_unordered_selects", 0)
+    others += [run_bounded(variant, query) for query in ties_broken(gold)]
+    is_decided = all(one and matches(one, result, mode=mode, gold_sql=gold) for one in others)
+    return result if is_decided else None
 
 
 def run_bounded(connection: apsw.Connection, sql: str) -> Table | None:
@@ -95,16 +106,6 @@ def run_bounded(connection: apsw.Connection, sql: str) -> Table | None:
     if len(rows) > _MOST_ROWS:
         return None
     return Table(("",) * (len(rows[0]) if rows else 0), tuple(rows))
-
-
-def _in_other_orders(connection: apsw.Connection, gold: str) -> Iterator[Table | None]:
-    """Run a gold query with tables scanned in reverse, and with the ties of each ORDER BY broken
-    both ways.
-    """
-    connection.pragma("reverse_unordered_selects", 1)
-    yield run_bounded(connection, gold)
-    connection.pragma("reverse_unordered_selects", 0)
-    yield from (run_bounded(connection, query) for query in ties_broken(gold))
 
 
 @lru_cache(maxsize=8)

@@ -32,6 +32,7 @@ class Focus:
         longer_texts: Texts that contain one of these.
         links: Pairs of columns that it says to be equal.
         divisors: Columns that it divides by, which are never 0 to whoever wrote it.
+        without_each: The query without each of its conditions, with TRUE in the place of one.
     """
 
     tables: frozenset[str]
@@ -39,6 +40,7 @@ class Focus:
     longer_texts: Mapping[ColumnKey, tuple[str, ...]]
     links: tuple[tuple[ColumnKey, ColumnKey], ...]
     divisors: frozenset[ColumnKey]
+    without_each: tuple[str, ...]
 
 
 def focus_of(sql: str, source: SourceDatabase) -> Focus | None:
@@ -61,7 +63,13 @@ def focus_of(sql: str, source: SourceDatabase) -> Focus | None:
             place: tuple(_containing(found, values[place])) for place, found in fitting.items()
         },
         links=tuple(_links(tree, columns)),
-        divisors=frozenset(_divisors(tree, columns)),
+        divisors=frozenset(
+            place
+            for division in tree.find_all(exp.Div)
+            for column in division.expression.find_all(exp.Column)
+            if (place := column_key(column, columns))
+        ),
+        without_each=tuple(_without_each(tree)),
     )
 
 
@@ -95,10 +103,8 @@ def _near(literal: exp.Literal) -> Iterator[Value]:
     number = -number if isinstance(literal.parent, exp.Neg) else number
     if math.isinf(number):
         return
-    if number == int(number):
-        yield from (int(number), int(number) - 1, int(number) + 1)
-    else:
-        yield from (number, math.floor(number), math.ceil(number))
+    number = int(number) if number == int(number) else number
+    yield from (number, math.ceil(number) - 1, math.floor(number) + 1)
 
 
 def _fitting(constants: Sequence[Value], values: Collection[Value]) -> tuple[Value, ...]:
@@ -145,11 +151,11 @@ def _links(tree: exp.Expression, columns: ColumnNames) -> Iterator[tuple[ColumnK
                 yield one, two
 
 
-def _divisors(tree: exp.Expression, columns: ColumnNames) -> Iterator[ColumnKey]:
-    for division in tree.find_all(exp.Div):
-        for column in division.expression.find_all(exp.Column):
-            if place := column_key(column, columns):
-                yield place
+def _without_each(tree: exp.Expression) -> Iterator[str]:
+    for condition in list(tree.find_all(*_COMPARISONS)):
+        condition.replace(always := exp.true())
+        yield tree.sql(dialect="sqlite", normalize_functions=False)
+        always.replace(condition)
 
 
 def read_tree(sql: str, columns: ColumnNames) -> exp.Expression | None:

@@ -8,6 +8,7 @@ left out.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -97,19 +98,16 @@ def _rows(table: SourceTable, focus: Focus, draw: random.Random) -> TableRows:
 def _more(table: SourceTable, rows: TableRows, count: int, draw: random.Random) -> TableRows:
     """Make rows where a table has few, with new numbers as keys; none where keys are texts."""
     last: dict[int, int] = {}
-    for part in table.unique:
-        for at in part:
-            values = [row[at] for row in table.rows]
-            numbers = [value for value in values if isinstance(value, int)]
-            if len(numbers) == len(values):
-                last[at] = max(numbers)
-        if last.keys().isdisjoint(part):
-            return []
-    made = [list(draw.choice(rows)) for _ in range(count)]
-    for number, row in enumerate(made, start=1):
-        for at, value in last.items():
-            row[at] = value + number
-    return made
+    for at in itertools.chain.from_iterable(table.unique):
+        numbers = [value for row in table.rows if isinstance(value := row[at], int)]
+        if len(numbers) == len(table.rows):
+            last[at] = max(numbers)
+    if any(last.keys().isdisjoint(part) for part in table.unique):
+        return []
+    return [
+        [last[at] + number if at in last else value for at, value in enumerate(draw.choice(rows))]
+        for number in range(1, count + 1)
+    ]
 
 
 def _with_each(values: list[Value], constants: Sequence[Value], draw: random.Random) -> list[Value]:

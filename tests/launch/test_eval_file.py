@@ -91,12 +91,12 @@ def test_every_question_has_a_verdict_under_every_comparator(evaluate, tmp_path,
 
 
 def test_witnesses_are_asked_on_request(evaluate):
-    """In one something costs 0, in no file of the suite; none tells the oldest by an age."""
+    """In one something costs 0, in no file of the suite; in one the oldest is of another age."""
     sheet = evaluate(MIXED, "--comparators", "spider_ts,witness")
     assert verdicts(sheet, "spider_ts") == [1, 0, 0, 0, 1]
-    assert verdicts(sheet, "witness") == [1, 0, 1, 0, 0]
+    assert verdicts(sheet, "witness") == [1, 0, 0, 0, 0]
     first = evaluate(MIXED, "--comparators", "witness,spider_ex")
-    assert verdicts(first, "witness") == [1, 0, 1, 0, 0]
+    assert verdicts(first, "witness") == [1, 0, 0, 0, 0]
 
 
 def test_no_query_is_wrong_on_witnesses_also_where_the_gold_result_is_empty(evaluate, tmp_path):
