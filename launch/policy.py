@@ -74,6 +74,8 @@ def _of_run(run: Path, checkpoint: Path, moved: Sequence[str]) -> PolicySource:
     path = config.model.path or run / "model"
     if (run / WARM_MODEL).is_dir():
         path = run / WARM_MODEL
+    elif config.warm_start is not None and config.train.lora is not None:
+        raise UserError(f"{run / WARM_MODEL}: the adapters are of this model; bring it back")
     elif config.model.path is not None:
         with named(str(run / CONFIG)):  # which says where it is, to commands without settings too
             check_model(config)

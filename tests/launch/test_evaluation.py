@@ -160,3 +160,15 @@ def test_the_model_of_a_run_is_where_the_command_says_that_it_is_now(place):
     assert re.search(r"config\.yaml: model\.path: .*gone", told)
     found = policy_in(run / "checkpoints" / "1", [f"model.path={place / 'model'}"])
     assert found.model == place / "model"
+
+
+def test_adapters_belong_to_the_model_that_the_warm_start_made(place):
+    run = place / "run"
+    (run / "checkpoints" / "1").mkdir(parents=True)
+    adapters = ("model.tiny=null", f"model.path={place / 'model'}", "train.lora.rank=2")
+    job = load_config(str(place / "job.yaml"), (*adapters, "warm_start.steps=1"))
+    (run / "config.yaml").write_text(dump(job))
+    told = mistake(policy_in, run / "checkpoints" / "1")
+    assert told == f"{run}/warm/model: the adapters are of this model; bring it back"
+    shutil.copytree(place / "model", run / "warm" / "model")
+    assert policy_in(run / "checkpoints" / "1").model == run / "warm" / "model"
