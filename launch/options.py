@@ -15,7 +15,7 @@ from cyclopts.validators import Number
 
 from launch.config import JobConfig
 from launch.config_files import nearest, settings_named
-from launch.files import check_new, write_json
+from launch.files import check_new, write_text
 from minirl.exchange import UserError
 from minirl.exchange.settings import at_home
 
@@ -134,11 +134,12 @@ def check_result(path: Path | None) -> None:
 
 
 def write_result(path: Path | None, result: Any) -> None:
-    """Write what `--json` asks for."""
+    """Write what `--json` asks for: a text of JSON, or what it is made of."""
+    text = result if isinstance(result, str) else json.dumps(result, indent=1) + "\n"
     if path == STDOUT:
-        print(json.dumps(result, indent=1))  # noqa: T201
+        print(text, end="")  # noqa: T201
     elif path is not None:
-        write_json(path, result)
+        write_text(path, text)
 
 
 def choose(option: str, word: str, known: Iterable[str]) -> str:
