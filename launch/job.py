@@ -275,20 +275,20 @@ _PERMUTATIONS = 5000
 @dataclass(frozen=True, slots=True)
 class Restart:
     """How the second stage begins: from which checkpoint, of which accuracy; whether the first
-    stage's accuracy rose, by which p-value; and the rate that the second cosine starts from.
+    stage's accuracy rose, by which p-value; and with which optimizer.
     """
 
     step: int
     accuracy: float
     rose: bool
     p_value: float
-    learning_rate: float
+    optimizer: OptimizerConfig
 
     def __str__(self) -> str:
         verdict = "a rise: the maximal" if self.rose else "no rise: half of the checkpoint's"
         return (
             f"second stage from step {self.step} (accuracy {self.accuracy:.3f}); the accuracies "
-            f"show {verdict} rate, {self.learning_rate:.2e} (p = {self.p_value:.4f})"
+            f"show {verdict} rate, {self.optimizer.learning_rate:.2e} (p = {self.p_value:.4f})"
         )
 
 
@@ -305,8 +305,9 @@ def train_second_stage(
     # Resumed, it is decided again, by the same accuracies.
     start = restart(trainer.curve, config, config.second_stage)
     _log.info("%s", start)
-    optimizer = second_optimizer(config.optimizer, config.second_stage, start)
-    trainer.begin_stage(optimizer, first=config.steps, steps=config.second_steps, start=start.step)
+    trainer.begin_stage(
+        start.optimizer, first=config.steps, steps=config.second_steps, start=start.step
+    )
     trainer.run(progress)
     return start
 
@@ -317,9 +318,10 @@ def restart(
     """Decide how the second stage begins, from the evaluations (updates done, accuracy) and the
     checkpoints of the first.
 
-    It starts from the most accurate checkpoint, of equals the newest; at the maximal rate if the
-    accuracy rose (`rise_p_value` at most alpha; fewer than four accuracies never show it at the
-    usual level), else at half of the rate that the checkpoint's update had.
+    It starts from the most accurate checkpoint, of equals the newest, with a cosine without
+    warm-up: at the maximal rate if the accuracy rose (`rise_p_value` at most alpha; fewer than four
+    accuracies never show it at the usual level), else at half of the rate that the checkpoint's
+    update had.
 
     Note:
         The paper tells a plateau from fluctuation, and not what follows on an accuracy that still
@@ -333,21 +335,9 @@ def restart(
     rose, rate = p_value <= stage.alpha, config.optimizer.learning_rate
     if not rose:
         rate = float(learning_rate(config.optimizer, steps=steps)(step - 1)) / 2
-    return Restart(step, accuracy, rose, p_value, rate)
-
-
-def second_optimizer(
-    optimizer: OptimizerConfig, stage: SecondStage, start: Restart
-) -> OptimizerConfig:
-    """Return the optimizer of the second stage: a cosine from the start rate, without warm-up."""
-    return optimizer.model_copy(
-        update={
-            "learning_rate": start.learning_rate,
-            "schedule": "cosine",
-            "warmup_steps": 0,
-            "final_fraction": stage.final_fraction,
-        }
-    )
+    cosine = {"schedule": "cosine", "warmup_steps": 0, "final_fraction": stage.final_fraction}
+    optimizer = config.optimizer.model_copy(update={**cosine, "learning_rate": rate})
+    return Restart(step, accuracy, rose, p_value, optimizer)
 
 
 def rise_p_value(accuracies: Sequence[float]) -> float:
