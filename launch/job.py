@@ -383,15 +383,15 @@ def tracked(config: JobConfig) -> Generator[Log]:
     tracker, path = config.run.tracker, config.folder / TRACKED
     if tracker is None or not distributed.is_first():
         yield lambda _step, _numbers: None
-    elif tracker == "tensorboard":
-        writer = import_module("tensorboardX").SummaryWriter(str(config.folder / tracker))
-        with writer as board:
+        return
+    if tracker == "tensorboard":
+        board = import_module("tensorboardX").SummaryWriter(str(config.folder / tracker))
 
-            def log(step: int, numbers: Mapping[str, float]) -> None:
-                for key, number in numbers.items():
-                    board.add_scalar(key, number, step)
+        def send(numbers: Mapping[str, float], step: int) -> None:
+            for key, number in numbers.items():
+                board.add_scalar(key, number, step)
 
-            yield _telling(tracker, log)
+        end = board.close
     else:
         library: Any = import_module(tracker)  # Trackio's calls are those of wandb
         settings = dict(flat(config.model_dump(mode="json")))
@@ -400,19 +400,15 @@ def tracked(config: JobConfig) -> Generator[Log]:
         name = path.read_text(encoding="utf-8")
         known = {"id": name} if tracker == "wandb" else {}
         library.init(project=config.run.name, name=name, config=settings, resume="allow", **known)
+        send, end = library.log, library.finish
+
+    def log(step: int, numbers: Mapping[str, float]) -> None:
         try:
-            yield _telling(tracker, lambda step, numbers: library.log(dict(numbers), step=step))
-        finally:
-            library.finish()
-
-
-def _telling(tracker: str, log: Log) -> Log:
-    """Let a run whose tracker fails end as one whose servers have gone: with all steps saved."""
-
-    def tell(step: int, numbers: Mapping[str, float]) -> None:
-        try:
-            log(step, numbers)
-        except Exception as error:
+            send(dict(numbers), step=step)
+        except Exception as error:  # as where servers have gone, all steps are saved
             raise LostError(f"run.tracker={tracker} has failed: {error!r}") from error
 
-    return tell
+    try:
+        yield log
+    finally:
+        end()
