@@ -195,9 +195,8 @@ class _Judge:
             is_spider = source.startswith("spider") and source != "spider2"
             return choose(samples, ballots, spider=is_spider), outcomes
         # As an oracle would: the first query that is right, else the first one.
-        rights = [[*map(is_right, each)] for each in outcomes]
-        pairs = zip(samples, rights, strict=True)
-        return [each[found.index(True) if any(found) else 0] for each, found in pairs], outcomes
+        first = [max(each, key=lambda one: is_right(known[one])) for each in asked]
+        return [sql for _, sql in first], outcomes
 
     def score(
         self, phase: str, asked: Sequence[_Asked], measures: Sequence[str]
