@@ -176,18 +176,15 @@ class Endpoint:
             await self._looked.wait()
         if key not in self._known:
             async with self._room:
-                self._keep(key, await self._call(key, request.messages))
+                answer = self._known[key] = await self._call(key, request.messages)
+            if answer.text is None:
+                self._lost[request.kind] = answer.problem
+            else:
+                self._file.append([PaidAnswer(*key, answer)])
+                self._pay(request.kind, answer)
         if is_reply:
             self._look(self._known[key])
         return self._known[key]
-
-    def _keep(self, key: _AnswerKey, answer: ModelResponse) -> None:
-        self._known[key] = answer
-        if answer.text is None:
-            self._lost[key[1]] = answer.problem
-        else:
-            self._file.append([PaidAnswer(*key, answer)])
-            self._pay(key[1], answer)
 
     def _pay(self, kind: str, answer: ModelResponse) -> None:
         tokens = {name: getattr(answer, name) for name in ("prompt_tokens", "completion_tokens")}
