@@ -51,7 +51,7 @@ from launch.evaluation.questions import (
     own_set,
     question_set,
 )
-from launch.evaluation.results import ModelFacts, Report, as_json
+from launch.evaluation.results import ModelFacts, as_json
 from launch.files import CONFIG, claim_data, claimed, fingerprints
 from launch.policy import PLAIN, policy_in, run_in
 from launch.tables import show_report
@@ -227,17 +227,12 @@ def _answer_and_judge(given: EvalOptions, source: Source, split: Split, out: Pat
             questions, samples, source.decode, executor, sql,
             notes=notes, model=source.facts, folder=out,
         )  # fmt: skip
-        _finish(report, out, given)
-
-
-def _finish(report: Report, folder: Path | None, given: EvalOptions) -> None:
-    """Print the numbers, say where the files are, and write what else is asked for."""
-    options.write_result(given.json, as_json(report))
-    if given.official and folder:
-        write_official(report.questions, folder)
-    if given.json != options.STDOUT:
-        show_report(report, given.by)
-        cli.output.print(f"Verdicts of all questions: {given.json or folder}")
+        options.write_result(given.json, as_json(report))
+        if given.official and out:
+            write_official(report.questions, out)
+        if given.json != options.STDOUT:
+            show_report(report, given.by)
+            cli.output.print(f"Verdicts of all questions: {given.json or out}")
 
 
 def _is_own(given: EvalOptions) -> bool:
