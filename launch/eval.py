@@ -298,9 +298,6 @@ def _check(given: EvalOptions) -> None:
     has_place = given.data_root or given.file or given.dialect != "sqlite"
     command, test_set = "python -m launch.eval", "--data spider-dev --data-root DIR"
     mistakes = {
-        f"nothing to evaluate; these work: `{command} --checkpoint FOLDER` (of a run or a model), "
-        f"`{command} --endpoint URL --model NAME {test_set}`, "
-        f"`{command} --predictions FILE {test_set}`": not (is_file or url or given.checkpoint),
         "--predictions: needs no model": is_file and (url or given.checkpoint),
         f"--predictions: --data {given.data} is not a published test set; give one of "
         f"{', '.join(TEST_SETS)}": is_file and is_split and not given.cfg,
@@ -318,6 +315,9 @@ def _check(given: EvalOptions) -> None:
         and not _is_address(url),
         "--endpoint needs the openai package: pip install '.[openai]'": url
         and find_spec("openai") is None,
+        f"nothing to evaluate; these work: `{command} --checkpoint RUN` (or a model's folder), "
+        f"`{command} --endpoint URL --model NAME {test_set}`, "
+        f"`{command} --predictions FILE {test_set}`": not (is_file or url or given.checkpoint),
     }
     for message, is_wrong in mistakes.items():
         if is_wrong:
