@@ -17,7 +17,6 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from launch import cli, options
-from launch.build import load_model
 from launch.config import load_config
 from launch.data.prompts import Prompts
 from launch.evaluation.answers import GREEDY
@@ -44,6 +43,7 @@ def main(
     cli.use_accelerator(accel)
     # JAX takes seconds to import, and nothing above needs it.
     from launch.evaluation.sampling import Evaluator, TakenAsTheyAre
+    from launch.learner import load_model
 
     policy = policy_in(checkpoint)
     config = load_config(cfg, ()) if cfg else policy.run or load_config(PLAIN, ())

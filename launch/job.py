@@ -18,7 +18,7 @@ from scipy.optimize import isotonic_regression
 from scipy.stats import permutation_test
 
 from launch import cli
-from launch.build import SqlSide, load_model, model_folder, serving
+from launch.build import SqlSide
 from launch.config import CourseConfig, JobConfig, SecondStage, Split, dump, flat
 from launch.data.preflight import check_overlap, describe_passes, describe_sampler
 from launch.data.prompts import read_tokenizer
@@ -44,7 +44,7 @@ from launch.files import (
     write_json,
     write_text,
 )
-from launch.plan import plan_memory
+from launch.learner import load_model, model_folder, plan_memory, serving
 from launch.reporting.answer import show_run
 from launch.reporting.runs import outcome
 from launch.screening import kept, screen

@@ -13,12 +13,12 @@ import jax
 from flax import nnx
 
 from launch import cli
-from launch.build import SqlSide, load_model
+from launch.build import SqlSide
 from launch.config import JobConfig
 from launch.data.preflight import sample
 from launch.data.prompts import ReplyFormat, read_tokenizer
 from launch.files import WARM, WARM_MODEL
-from launch.plan import kept_plan, plan_memory, plan_phase
+from launch.learner import kept_plan, load_model, plan_memory, plan_phase
 from launch.screening import OwnAnswer, Screened
 from minirl.exchange import UserError
 from minirl.exchange.memory import trim

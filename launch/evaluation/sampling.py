@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launch.build import SqlSide, load_model, serving
+from launch.build import SqlSide
 from launch.config import JobConfig
 from launch.evaluation.answers import (
     AnswerFile,
@@ -24,6 +24,7 @@ from launch.evaluation.answers import (
     unread_of,
 )
 from launch.evaluation.results import ModelFacts
+from launch.learner import load_model, serving
 from launch.policy import PolicySource
 from launch.records import RECORDED_SAMPLES, group_line
 from minirl.config import SamplerConfig
