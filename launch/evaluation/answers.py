@@ -9,7 +9,7 @@ import logging
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from random import Random
@@ -264,16 +264,6 @@ class AnswerFile:
         """Keep the samples of the next questions."""
         pairs = zip(examples, new, strict=True)
         self.append(AnsweredQuestion(example.id, one) for example, one in pairs)
-
-
-def parts_of(count: int, samples: int, *, size: int, start: int = 0) -> Iterator[slice]:
-    """Split questions from a place on: from the first one, so many that they have the first
-    replies, then `size` at a time.
-    """
-    end = -(-FIRST // samples) if start == 0 else start + size
-    while start < count:
-        yield slice(start, min(end, count))
-        start, end = end, end + size
 
 
 _LIMITS = "evaluation.max_prompt_tokens, evaluation.max_response_tokens, endpoint.max_tokens"
