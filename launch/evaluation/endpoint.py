@@ -133,16 +133,13 @@ class Endpoint:
             self._known[one.id, one.kind, one.number, one.prompt] = one.answer
             self._pay(one.kind, one.answer)
 
-    def run(self, examples: Sequence[Example], play: Play, show: Progress) -> list[Sampled]:
+    async def run(self, examples: Sequence[Example], play: Play, show: Progress) -> list[Sampled]:
         """Play for all questions at once.
 
         Raises:
             UserError: The endpoint is not there, or keeps failing; no request of a kind has an
                 answer, or none of the first replies a query.
         """
-        return asyncio.run(self._run(examples, play, show))
-
-    async def _run(self, examples: Sequence[Example], play: Play, show: Progress) -> list[Sampled]:
         self._room, done = asyncio.Semaphore(self._config.parallel), count(1)
         plays = asyncio.Semaphore(self._config.parallel)
 
@@ -323,7 +320,7 @@ class EndpointSource(Source):
         file, model = AnswerFile(sql.folder), self.facts.model or ""
         endpoint = Endpoint(self.url, model, config, self.decode, file)
         play = self._judged if is_judge else self._once
-        found = endpoint.run(examples, partial(play, endpoint, sql), show)
+        found = asyncio.run(endpoint.run(examples, partial(play, endpoint, sql), show))
         notes: dict[str, Any] = {"hint": hint(endpoint.unread, config.answer_wrapping)}
         if is_judge:
             choices = [one.choice or {} for one in found]
