@@ -109,16 +109,11 @@ def run(words: Sequence[str]) -> None:
             # An option that is not there at all is no option without its argument.
             said = said if error.keyword or missing.tokens else f"{missing.name} is missing."
         if isinstance(error, UnknownOptionError):
-            said = f"{said} {_as_setting(error.token.value)}".rstrip()
+            found = settings_named(JobConfig, error.token.value.lstrip("-").replace("-", "_"))
+            said += f" A setting is written without dashes: {found[0]}=VALUE." if found else ""
         name = ".".join(["python -m launch", *words[:1]])
         raise UserError(f"{name}: {said} See --help.") from None
     function(*bound.args, **bound.kwargs)  # that of --help, where this is asked for
-
-
-def _as_setting(option: str) -> str:
-    """Name the setting that an unknown option may mean."""
-    found = settings_named(JobConfig, option.lstrip("-").replace("-", "_"))
-    return f"A setting is written without dashes: {found[0]}=VALUE." if found else ""
 
 
 def with_home(arguments: Iterable[str]) -> list[str]:
