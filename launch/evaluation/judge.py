@@ -251,7 +251,10 @@ class _Judge:
         if not {*TEXTUAL}.isdisjoint(measures):
             found |= self._textual(asked)
         if WITNESS in measures:
-            found[WITNESS] = self._on_witnesses(asked)
+            rule = rule_of(self._questions.measures)
+            store = WitnessStore(shared_cache(), match=rule, count=self._questions.witnesses)
+            cases = self._cases(asked, _form_of(rule))
+            found[WITNESS] = judge_on_witnesses(cases, rule, self._executor, store)
         scores = zip(*(found[name] for name in measures), strict=True)
         ends = zip(*(judged for _, judged in parts), strict=True)
         return [
@@ -291,12 +294,6 @@ class _Judge:
             "lex": [one["progress"]["lex"] for one in scored],
             "clause": [one["expo"]["reward"] for one in scored],
         }
-
-    def _on_witnesses(self, asked: Sequence[_Asked]) -> list[float]:
-        """Judge queries on witnesses too."""
-        rule = rule_of(self._questions.measures)
-        store = WitnessStore(shared_cache(), match=rule, count=self._questions.witnesses)
-        return judge_on_witnesses(self._cases(asked, _form_of(rule)), rule, self._executor, store)
 
     def _cases(self, asked: Sequence[_Asked], form: Callable[[str], str]) -> list[Case]:
         questions = self._questions
