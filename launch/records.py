@@ -286,7 +286,7 @@ def read_answers(
     found = []
     for one in report.questions:
         ended = {"status": one.status} if one.status else None
-        turn = _answer(one.sql, one.tags, ended, correct=report.is_right(one))
+        turn = _answer(one.sql, one.tags, ended, correct=one.scores.get(report.first) == 1)
         line = {**facts_of(one), "trajectories": [{"turns": [turn]}]}
         found.append(line | kept.get(one.id, {}))
     return found

@@ -168,10 +168,6 @@ class Report:
         """Name the measure that counts; empty where nothing could be judged."""
         return next(iter(self.measures), "")
 
-    def is_right(self, question: QuestionVerdict) -> bool:
-        """Tell whether an answer is right by the measure that counts."""
-        return question.scores.get(self.first) == 1
-
     @property
     def failing(self) -> int:
         """Count the answers whose query has no result: it fails, is denied, or takes too long."""
