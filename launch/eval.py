@@ -39,7 +39,7 @@ from launch.build import SqlSide
 from launch.config import SPLITS, JobConfig, Split, load_config
 from launch.data.preflight import check_data
 from launch.data.prompts import read_tokenizer, show_prompt
-from launch.evaluation.answers import Decode, Source
+from launch.evaluation.answers import Decode, ModelFacts, Source
 from launch.evaluation.endpoint import EndpointSource
 from launch.evaluation.judge import judge_answers
 from launch.evaluation.predictions import FileSource, write_official
@@ -51,7 +51,7 @@ from launch.evaluation.questions import (
     own_set,
     question_set,
 )
-from launch.evaluation.results import ModelFacts, as_json
+from launch.evaluation.results import as_json
 from launch.files import CONFIG, claim_data, claimed, fingerprints
 from launch.policy import PLAIN, policy_in, run_in
 from launch.tables import show_report

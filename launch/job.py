@@ -22,14 +22,13 @@ from launch.build import SqlSide
 from launch.config import CourseConfig, JobConfig, SecondStage, Split, dump, flat
 from launch.data.preflight import check_overlap, describe_passes, describe_sampler
 from launch.data.prompts import read_tokenizer
-from launch.evaluation.answers import GREEDY, AnswerFile, Decode, Sampled
+from launch.evaluation.answers import GREEDY, AnswerFile, Decode, ModelFacts, Sampled
 from launch.evaluation.judge import judge_answers
 from launch.evaluation.questions import QuestionSet, own_set, question_set
 from launch.evaluation.results import (
     PLACES,
     SAMPLES,
     VERDICTS,
-    ModelFacts,
     Report,
     read_place,
     with_samples,

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from launch.build import SqlSide
 from launch.cli import progress_bar
-from launch.evaluation.answers import VOTE_TIMEOUT_S, Decode, Sampled, choose, hint, unread_of
+from launch.evaluation.answers import Decode, ModelFacts, Sampled, hint, unread_of
 from launch.evaluation.predictions import as_line
 from launch.evaluation.questions import (
     PARTIAL,
@@ -24,7 +24,6 @@ from launch.evaluation.questions import (
 )
 from launch.evaluation.results import (
     NO_GOLD,
-    ModelFacts,
     QuestionVerdict,
     Report,
     ReportSettings,
@@ -42,7 +41,7 @@ from sqlenv.dialects import run_many, transpile
 from sqlenv.evaluators.comparators import COMPARATORS, Case, CaseVerdict, compare_cases
 from sqlenv.evaluators.hardness import clauses_of
 from sqlenv.evaluators.spider2 import as_read
-from sqlenv.evaluators.votes import VoteBy, votes
+from sqlenv.evaluators.votes import VOTE_TIMEOUT_S, VoteBy, choose, votes
 from sqlenv.executor import Executor
 from sqlenv.types import Example, Table
 from sqlenv.witness.refutation import judge_on_witnesses

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from launch.evaluation.answers import NO_REPLIES, Outcomes
+from launch.evaluation.answers import NO_REPLIES, ModelFacts, Outcomes
 from launch.files import write_json, write_text
 from minirl.exchange import UserError
 from minirl.run.files import read_json, read_lines
@@ -89,24 +89,6 @@ class QuestionVerdict:
     tags: tuple[str, ...] = ()
     choice: Mapping[str, Any] | None = None
     outcomes: Outcomes = NO_REPLIES
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFacts:
-    """Whose answers were judged.
-
-    Attributes:
-        model: Folder of its weights, or the endpoint's name of it.
-        base, reward: What learning started from, and what it learned from.
-        sampler: Where it is not the native one.
-    """
-
-    name: str
-    model: str | None = None
-    checkpoint: str | None = None
-    base: str | None = None
-    reward: str | None = None
-    sampler: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

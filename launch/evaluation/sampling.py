@@ -16,6 +16,7 @@ from launch.evaluation.answers import (
     AnswerFile,
     Decode,
     End,
+    ModelFacts,
     Outcomes,
     Sampled,
     Source,
@@ -23,7 +24,6 @@ from launch.evaluation.answers import (
     look,
     unread_of,
 )
-from launch.evaluation.results import ModelFacts
 from launch.learner import load_model, serving
 from launch.policy import PolicySource
 from launch.records import RECORDED_SAMPLES, group_line

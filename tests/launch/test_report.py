@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from launch import report
-from launch.evaluation.results import ModelFacts
+from launch.evaluation.answers import ModelFacts
 from launch.records import StepRecorder, shown, within_limit
 from launch.reporting.runs import shown_names
 from sqlenv.types import Denied, SqlError, Table
