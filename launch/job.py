@@ -25,14 +25,7 @@ from launch.data.prompts import read_tokenizer
 from launch.evaluation.answers import GREEDY, AnswerFile, Decode, ModelFacts, Sampled
 from launch.evaluation.judge import judge_answers
 from launch.evaluation.questions import QuestionSet, own_set, question_set
-from launch.evaluation.results import (
-    PLACES,
-    SAMPLES,
-    VERDICTS,
-    Report,
-    read_place,
-    with_samples,
-)
+from launch.evaluation.results import PLACES, SAMPLES, VERDICTS, Report, read_place, with_samples
 from launch.evaluation.sampling import Evaluator
 from launch.files import (
     RESULT,
