@@ -11,7 +11,6 @@ of them gave a table.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -19,12 +18,14 @@ from cyclopts import Parameter
 
 from launch import cli, options
 from launch.config import load_config
+from launch.data.prompts import Prompts
+from launch.evaluation.answers import GREEDY
 from launch.policy import PLAIN, WHERE, policy_in
 from launch.tables import clean, result_view
 from minirl.exchange import UserError
 from sqlenv.executor import Executor
 from sqlenv.executor.database import check_contents
-from sqlenv.types import Example, Result, SqlError, Table
+from sqlenv.types import Example, SqlError, Table
 
 
 @options.command
@@ -40,44 +41,35 @@ def main(
     """Ask a database."""
     check_contents(db)
     cli.use_accelerator(accel)
-    status = 1
-    questions = cli.lines("question: ") if question is None else [question]
-    for said, result in _answers(checkpoint, cfg, db, questions):
-        cli.output.print(clean(said))
-        cli.output.print(result_view(result), soft_wrap=False)
-        status = 0 if isinstance(result, Table) else status
-    sys.exit(status)
-
-
-def _answers(
-    where: Path, cfg: str | None, database: Path, questions: Iterable[str]
-) -> Iterator[tuple[str, Result]]:
-    """Yield the query for each question, or a reply without one, and what came of it."""
-    from launch.build import load_model
-    from launch.data.prompts import Prompts
-    from launch.evaluation.answers import GREEDY
+    # JAX takes seconds to import, and nothing above needs it.
     from launch.evaluation.sampling import Evaluator, TakenAsTheyAre
+    from launch.learner import load_model
 
-    policy = policy_in(where)
+    policy = policy_in(checkpoint)
     config = load_config(cfg, ()) if cfg else policy.run or load_config(PLAIN, ())
     # The mesh of a run may be that of another machine.
     config = config.model_copy(update={"mesh": "auto"})
     limits = config.executor.model_copy(update={"workers": 1, "now": None})
     env = TakenAsTheyAre(Prompts(config.prompt, config.env).single_turn, config.answer_wrapping)
     sampler = config.evaluation_sampler.model_copy(update={"slots": 1})
+    status = 1
     with Executor(limits) as executor:
         with cli.console.status("reading the model"):
             model = load_model(config, policy.model, lora=policy.lora, checkpoint=policy.checkpoint)
             asked = Evaluator(*model, env, sampler, GREEDY, config)
-        for question in questions:
+        for text in cli.lines("question: ") if question is None else [question]:
             with cli.console.status("writing a query"):
-                (found,) = asked.sample([Example("", question, "", database, "")], first=0)
+                (found,) = asked.sample([Example("", text, "", db, "")], first=0)
             if found.outcomes.too_long:
-                raise UserError(f"--db {database}: has more tables than this prompt has room for")
-            if sql := found.queries[0].strip():
-                yield sql, executor.execute(database, sql)
-            else:
-                yield found.replies[0].strip()[:500], SqlError("there is no query in this reply")
+                raise UserError(f"--db {db}: has more tables than this prompt has room for")
+            sql = found.queries[0].strip()
+            result = SqlError("there is no query in this reply")
+            if sql:
+                result = executor.execute(db, sql)
+                status = 0 if isinstance(result, Table) else status
+            cli.output.print(clean(sql or found.replies[0].strip()[:500]))
+            cli.output.print(result_view(result), soft_wrap=False)
+    sys.exit(status)
 
 
 if __name__ == "__main__":

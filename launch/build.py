@@ -1,11 +1,11 @@
-"""Build the parts of a run from its settings: data, environments, reward, model, servers."""
+"""The SQL side of a job, built from its settings: data, prompts, environments, reward."""
 
 from __future__ import annotations
 
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import cached_property, lru_cache, partial
 from operator import attrgetter
 from pathlib import Path
@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from launch.config import JobConfig, Split
 from launch.data.preflight import held_out, load_split, sample
-from launch.data.prompts import Prompts, ReplyFormat, read_tokenizer
+from launch.data.prompts import Prompts
 from launch.records import StepRecorder, episode_record
-from minirl.config import LoraConfig, SamplerConfig
+from minirl.config import SamplerConfig
 from minirl.exchange import Score, UserError
-from minirl.model.config import ModelConfig, read_config
 from rewards.compose import build_reward
 from rewards.execution import gold_result
 from rewards.progress.diagnosis import feedback
@@ -33,11 +32,7 @@ from sqlenv.types import Episode, Example, Observation, Table
 
 # Evaluating an endpoint needs the SQL side alone, and no JAX.
 if TYPE_CHECKING:
-    from jax.sharding import Mesh
-
-    from minirl.model.decoder import Decoder
     from minirl.model.tokenizer import ChatTokenizer
-    from minirl.sglang.sampler import Servers
     from minirl.train.rollouts import TrainingTask
 
 _log = logging.getLogger(__name__)
@@ -221,100 +216,3 @@ def _check_prompts(
     limit = limits.max_prompt_tokens
     if all(len(tokenizer.encode_chat(prompt)) > limit for prompt in prompts):
         raise UserError(f"{section}.max_prompt_tokens: no prompt fits {limit} tokens; allow more")
-
-
-def model_folder(sql: SqlSide, train: Sequence[Example]) -> Path:
-    """Return the Hugging Face folder of the policy; a tiny one is made in the run folder."""
-    config, made = sql.config, sql.folder / "model"
-    if config.model.path is not None:
-        return config.model.path
-    assert config.model.tiny is not None
-    if not (made / "model.safetensors").exists():
-        from launch.tiny import make_tiny
-
-        form = ReplyFormat.of(config)
-        texts = (
-            f"{sql.prompts.training(example)[-1].content}\n{form.answer(example.gold_sql)}"
-            for example in train
-        )
-        make_tiny(made, texts, config.model.tiny, config.seed, marks=form.marks)
-    return made
-
-
-def load_model(
-    config: JobConfig,
-    folder: Path,
-    *,
-    lora: LoraConfig | None = None,
-    checkpoint: Path | None = None,
-) -> tuple[Decoder, ChatTokenizer]:
-    """Read the policy and its tokenizer from a Hugging Face folder, for the devices and the dtype
-    of a job; add adapters, and take the trained weights from a checkpoint, if there is one.
-    """
-    import jax.numpy as jnp
-    from flax import nnx
-
-    from minirl.model import huggingface
-    from minirl.model.lora import add_adapters, trained
-    from minirl.run.checkpoint import read_params
-
-    tokenizer = read_tokenizer(config, folder)
-    dtype = jnp.dtype(config.model.dtype)
-    # Frozen weights need no more precision than the computation has.
-    param_dtype = jnp.float32 if lora is None else dtype
-    mesh = arrange(config, read_config(folder))
-    model = huggingface.load(folder, mesh=mesh, param_dtype=param_dtype, dtype=dtype)
-    model.remat = config.model.remat
-    if lora is not None:
-        add_adapters(model, lora, seed=config.seed)
-    if checkpoint is not None:
-        nnx.update(model, read_params(checkpoint, trained(model)))
-    return model, tokenizer
-
-
-def arrange(config: JobConfig, shape: ModelConfig) -> Mesh | None:
-    """Arrange the devices that are there as the job says; None for a single one."""
-    import jax
-
-    from minirl.model.sharding import make_mesh
-
-    mesh = make_mesh(mesh_sizes(config, shape, jax.device_count()))
-    if config.mesh == "auto" and mesh.size > 1:
-        sizes = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1)
-        _log.info("mesh: %s; each device holds its share of everything", sizes)
-    return mesh if mesh.size > 1 else None
-
-
-def serving(
-    config: JobConfig,
-    model: Path,
-    folder: Path,
-    limits: SamplerConfig,
-    *others: SamplerConfig,
-    lora: LoraConfig | None,
-) -> AbstractContextManager[Servers | None]:
-    """Return the servers that sample from a model's folder, with adapters or without, within any of
-    the token limits; None for the native sampler.
-    """
-    if config.rollout.sampler == "native":
-        return nullcontext()
-    from minirl.sglang.sampler import Servers
-
-    every = (limits, *others)
-    longest = max(every, key=lambda one: one.max_prompt_tokens + one.max_response_tokens)
-    return Servers(
-        config.rollout.sglang, model, longest,
-        dtype=config.model.dtype, seed=config.seed, folder=folder, lora=lora,
-    )  # fmt: skip
-
-
-def mesh_sizes(config: JobConfig, shape: ModelConfig, devices: int) -> Mapping[str, int]:
-    """Return how many devices lie along each axis of the job's mesh."""
-    if config.mesh != "auto":
-        return config.mesh.model_dump()
-    from minirl.model.sharding import choose_mesh
-
-    prompts = config.train.prompts_per_step // config.train.mini_batches
-    return choose_mesh(
-        devices, prompts=prompts, heads=shape.num_attention_heads, width=shape.hidden_size
-    )

@@ -350,7 +350,13 @@ def load_config(name: str, overrides: Sequence[str]) -> JobConfig:
     if config is None:
         is_own = not overrides or mistake == _validated(config_files.read(name, ()))[1]
         raise UserError(f"{name if is_own else 'command line'}: {mistake}")
-    return _count_steps(config)
+    train, total = config.train, config.data.train.total
+    if train.epochs is None or total is None:
+        return config
+    # Epochs, to the nearest step: a last batch is filled from the next one.
+    steps = max(1, round(train.epochs * total / train.prompts_per_step))
+    course = train.model_copy(update={"steps": steps, "epochs": None})
+    return config.model_copy(update={"train": course})
 
 
 def _validated(raw: Any) -> tuple[JobConfig | None, str]:
@@ -372,16 +378,6 @@ def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         return
     for key, child in value.items() if isinstance(value, dict) else enumerate(value):
         yield from flat(child, f"{path}.{key}" if path else str(key))
-
-
-def _count_steps(config: JobConfig) -> JobConfig:
-    """Turn epochs into steps, to the nearest; a last batch is filled from the next epoch."""
-    train, data = config.train, config.data.train
-    if train.epochs is None or data.total is None:
-        return config
-    steps = max(1, round(train.epochs * data.total / train.prompts_per_step))
-    course = train.model_copy(update={"steps": steps, "epochs": None})
-    return config.model_copy(update={"train": course})
 
 
 def clashes(config: JobConfig) -> list[Clash]:

@@ -28,14 +28,33 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
+import yaml
 from cyclopts import Parameter
 
 from launch import cli, options
-from launch.config import SPLITS, JobConfig, Split
-from launch.evaluation.answers import Decode, Source
+from launch.build import SqlSide
+from launch.config import SPLITS, JobConfig, Split, load_config
+from launch.data.preflight import check_data
+from launch.data.prompts import read_tokenizer, show_prompt
+from launch.evaluation.answers import Decode, ModelFacts, Source
+from launch.evaluation.endpoint import EndpointSource
+from launch.evaluation.judge import judge_answers
+from launch.evaluation.predictions import FileSource, write_official
+from launch.evaluation.questions import (
+    QuestionSet,
+    check_databases,
+    find,
+    folder_and_file,
+    own_set,
+    question_set,
+)
+from launch.evaluation.results import as_json
+from launch.files import CONFIG, claim_data, claimed, fingerprints
+from launch.policy import PLAIN, policy_in, run_in
+from launch.tables import show_report
 from minirl.exchange import UserError
 from sqlenv.config import OFFICIAL, DataConfig
 from sqlenv.data.layouts import TEST_SETS
@@ -43,12 +62,6 @@ from sqlenv.dialects import dialect_of
 from sqlenv.evaluators.votes import VoteBy
 from sqlenv.executor import Executor
 from sqlenv.types import Example
-
-# What a mistake or --help does not need is imported where it is used.
-if TYPE_CHECKING:
-    from launch.build import SqlSide
-    from launch.evaluation.questions import QuestionSet
-    from launch.evaluation.results import Report
 
 _log = logging.getLogger(__name__)
 # Modules and queries' trees are many objects that stay: the collector would look through them again
@@ -106,11 +119,6 @@ class EvalOptions:
     json: options.JsonOption = None
     out: Path | None = None
 
-    @property
-    def path(self) -> Path | None:
-        """Return the file that has the whole result, if one is named."""
-        return None if self.json == options.STDOUT else self.json
-
 
 @options.command
 def main(*overrides: options.Overrides, given: EvalOptions = EvalOptions()) -> None:
@@ -132,19 +140,7 @@ def main(*overrides: options.Overrides, given: EvalOptions = EvalOptions()) -> N
 
 def _find(given: EvalOptions, settings: Sequence[str]) -> tuple[Source, Split]:
     """Find whose answers are judged: those in a file, of an endpoint, or of a policy of ours."""
-    from launch.config import load_config
-    from launch.data.preflight import check_data
-    from launch.evaluation.results import ModelFacts
-    from launch.policy import PLAIN, WHERE, find_subject, policy_in
-
-    if given.data not in SPLITS and not given.cfg:  # whole, unless a part is asked for here
-        settings = ["evaluation.questions=null", *settings]
-    if given.predictions:
-        config = load_config(given.cfg or PLAIN, ["prompt.example_values=0", *settings])
-    else:
-        config = find_subject(
-            given.cfg, settings, checkpoint=given.checkpoint, endpoint=given.endpoint
-        )
+    config = job_of(given, settings)
     decode = Decode.parse(given.decode, config, given.vote_by)
     if decode.kind == "judge":
         asked = config.endpoint.model_copy(update={"candidates": decode.samples})
@@ -153,33 +149,48 @@ def _find(given: EvalOptions, settings: Sequence[str]) -> tuple[Source, Split]:
     check_data(config, split)
     name = (given.model or "").replace("/", "-")  # names the folder too
     if given.predictions:
-        from launch.evaluation.predictions import FileSource
-
         file = given.predictions
         facts = ModelFacts(name or (file.name if file.is_dir() else file.stem))
         return FileSource(config, decode, facts, given.predictions, split), split
     if given.endpoint and given.model:
-        from launch.evaluation.endpoint import EndpointSource
-
         if config.evaluation.episode == "agentic":
             raise UserError("--endpoint: one reply a question; set evaluation.episode=single_turn")
         config = config.for_untrained()
         facts = ModelFacts(name, given.model)
         return EndpointSource(config, decode, facts, given.endpoint), split
-    if given.checkpoint is None:
-        raise UserError(f"nothing to evaluate: give --checkpoint, {WHERE}, or --endpoint URL")
+    assert given.checkpoint is not None
     moved = [setting for setting in settings if setting.startswith("model.path=")]
     policy = policy_in(given.checkpoint, moved)
     accelerator = cli.use_accelerator(given.accel)
+    # JAX takes seconds to import, and nothing above needs it.
     from launch.evaluation.sampling import CheckpointSource
 
     return CheckpointSource.of(config, decode, policy, accelerator), split
 
 
-def _show_prompt(source: Source, split: Split) -> None:
-    from launch.build import SqlSide
-    from launch.data.prompts import read_tokenizer, show_prompt
+def job_of(given: EvalOptions, settings: Sequence[str]) -> JobConfig:
+    """Return the job that an evaluation goes by: without a config a run has its own, and all else
+    that of plain.yaml.
+    """
+    if given.data not in SPLITS and not given.cfg:  # whole, unless a part is asked for here
+        settings = ["evaluation.questions=null", *settings]
+    if given.predictions:
+        return load_config(given.cfg or PLAIN, ["prompt.example_values=0", *settings])
+    if given.cfg:
+        return load_config(given.cfg, settings)
+    if given.checkpoint and (run := run_in(given.checkpoint)):
+        # But for the devices and servers of the machine that it was made on.
+        config = load_config(str(run / CONFIG), ["mesh=auto", "rollout={}", *settings])
+        return config.model_copy(update={"run": config.run.model_copy(update={"dir": run})})
+    config = load_config(PLAIN, settings)
+    said = f"prompt.style={config.prompt.style} (--show-prompt prints one), "
+    said += f"prompt.schema_style={config.prompt.schema_style}, one reply."
+    # Standard output may be the result's.
+    cli.console.print(f"Settings of {PLAIN}: {said}", soft_wrap=True)
+    return config
 
+
+def _show_prompt(source: Source, split: Split) -> None:
     config = source.config
     with TemporaryDirectory() as spare, SqlSide(config, Path(spare)) as sql:
         example = sql.examples(split, limit=config.evaluation.of(split))[0]
@@ -189,13 +200,6 @@ def _show_prompt(source: Source, split: Split) -> None:
 
 
 def _answer_and_judge(given: EvalOptions, source: Source, split: Split, out: Path | None) -> None:
-    import yaml
-
-    from launch.build import SqlSide
-    from launch.evaluation.judge import judge_answers
-    from launch.evaluation.questions import check_databases
-    from launch.files import claim_data, claimed, fingerprints
-
     config, start = source.config, perf_counter()
     # A config's own questions have its limits, as in training.
     limits = config.executor if _is_own(given) else OFFICIAL
@@ -220,35 +224,15 @@ def _answer_and_judge(given: EvalOptions, source: Source, split: Split, out: Pat
         if source.is_asked:
             notes = {**notes, "seconds": round(perf_counter() - start, 1)}
         report = judge_answers(
-            questions,
-            samples,
-            source.decode,
-            executor,
-            sql,
-            notes=notes,
-            model=source.facts,
-            folder=out,
-        )
-        _finish(report, out, given)
-
-
-def _finish(report: Report, folder: Path | None, given: EvalOptions) -> None:
-    """Print the numbers, say where the files are, and write what else is asked for."""
-    from launch.evaluation.predictions import write_official
-    from launch.evaluation.results import as_json
-    from launch.files import write_text
-    from launch.tables import show_report
-
-    if given.path:
-        write_text(given.path, as_json(report))
-    if given.official and folder:
-        write_official(report.questions, folder)
-    if given.json == options.STDOUT:
-        print(as_json(report), end="")  # noqa: T201
-        return
-    place = given.path or folder
-    show_report(report, given.by)
-    cli.output.print(f"Verdicts of all questions: {place}")
+            questions, samples, source.decode, executor, sql,
+            notes=notes, model=source.facts, folder=out,
+        )  # fmt: skip
+        options.write_result(given.json, as_json(report))
+        if given.official and out:
+            write_official(report.questions, out)
+        if given.json != options.STDOUT:
+            show_report(report, given.by)
+            cli.output.print(f"Verdicts of all questions: {given.json or out}")
 
 
 def _is_own(given: EvalOptions) -> bool:
@@ -257,8 +241,6 @@ def _is_own(given: EvalOptions) -> bool:
 
 
 def _questions(given: EvalOptions, sql: SqlSide, examples: tuple[Example, ...]) -> QuestionSet:
-    from launch.evaluation.questions import own_set, question_set
-
     if _is_own(given):
         return own_set(given.data, examples, sql.config.env)
     published, is_whole = TEST_SETS.get(given.data), sql.config.evaluation.questions is None
@@ -276,8 +258,6 @@ def _on_test_set(config: JobConfig, given: EvalOptions) -> tuple[JobConfig, Spli
     """Put a test set in the place of the job's test questions, whatever its golds."""
     if splits := [split for split in SPLITS if split == given.data]:
         return config, splits[0]
-    from launch.evaluation.questions import find, folder_and_file
-
     root, file = folder_and_file(given.data_root or config.data.root, given.file)
     if root is None:
         raise UserError(f"--data {given.data}: give the folder of the data, --data-root DIR")
@@ -316,6 +296,7 @@ def _check(given: EvalOptions) -> None:
     is_file, is_split = given.predictions is not None, given.data in SPLITS
     url, model = given.endpoint or "", given.model
     has_place = given.data_root or given.file or given.dialect != "sqlite"
+    command, test_set = "python -m launch.eval", "--data spider-dev --data-root DIR"
     mistakes = {
         "--predictions: needs no model": is_file and (url or given.checkpoint),
         f"--predictions: --data {given.data} is not a published test set; give one of "
@@ -334,6 +315,9 @@ def _check(given: EvalOptions) -> None:
         and not _is_address(url),
         "--endpoint needs the openai package: pip install '.[openai]'": url
         and find_spec("openai") is None,
+        f"nothing to evaluate; these work: `{command} --checkpoint RUN` (or a model's folder), "
+        f"`{command} --endpoint URL --model NAME {test_set}`, "
+        f"`{command} --predictions FILE {test_set}`": not (is_file or url or given.checkpoint),
     }
     for message, is_wrong in mistakes.items():
         if is_wrong:

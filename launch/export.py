@@ -49,11 +49,6 @@ def main(
             "--adapter out"
         )
     cli.use_accelerator("cpu")
-    _export(policy, out, dtype=dtype, adapter=adapter)
-
-
-def _export(source: PolicySource, out: Path, *, dtype: str | None, adapter: bool) -> None:
-    """Write the weights tensor by tensor, with adapters merged, or the adapters alone."""
     # JAX takes seconds to import, and nothing above needs it.
     import jax.numpy as jnp
 
@@ -61,35 +56,35 @@ def _export(source: PolicySource, out: Path, *, dtype: str | None, adapter: bool
     from minirl.model.lora import described, merged_tensors, trained
     from minirl.run.checkpoint import read_params
 
-    kind = dtype or ("float32" if adapter else _own_dtype(source))
+    kind = dtype or ("float32" if adapter else _own_dtype(policy))
     with cli.progress_bar("export") as progress:
-        shapes = huggingface.tensor_shapes(huggingface.shapes_of(source.model))
-        tensors = huggingface.read_tensors(source.model)
-        if source.checkpoint is not None:
-            like = trained(described(read_config(source.model), lora=source.lora))
+        shapes = huggingface.tensor_shapes(huggingface.shapes_of(policy.model))
+        tensors = huggingface.read_tensors(policy.model)
+        if policy.checkpoint is not None:
+            like = trained(described(read_config(policy.model), lora=policy.lora))
             # As the run has read them: in the type that it computes in.
-            own = jnp.dtype(_own_dtype(source))
+            own = jnp.dtype(_own_dtype(policy))
             base = ((name, one.astype(own)) for name, one in tensors)
-            tensors = huggingface.tensors(read_params(source.checkpoint, like))
+            tensors = huggingface.tensors(read_params(policy.checkpoint, like))
             if adapter:
                 shapes = huggingface.tensor_shapes(like)
-            elif source.lora is not None:
-                tensors = merged_tensors(base, dict(tensors), source.lora)
+            elif policy.lora is not None:
+                tensors = merged_tensors(base, dict(tensors), policy.lora)
 
         def counted() -> Iterator[tuple[str, np.ndarray]]:
             for number, (name, array) in enumerate(tensors, 1):
                 yield name, array
                 progress(number, len(shapes), name)
 
-        if adapter and source.lora is not None:
-            where = str(source.model.resolve())
-            huggingface.write_adapter(out, shapes, counted(), source.lora, base=where, dtype=kind)
+        if adapter and policy.lora is not None:
+            where = str(policy.model.resolve())
+            huggingface.write_adapter(out, shapes, counted(), policy.lora, base=where, dtype=kind)
         else:
             huggingface.write(
-                out, shapes, counted(), source=source.model, dtype=kind,
-                generation=_generation(source),
+                out, shapes, counted(), source=policy.model, dtype=kind,
+                generation=_generation(policy),
             )  # fmt: skip
-    told = f"Adapters of {source.model}: {out}" if adapter else f"Model: {out} ({kind})"
+    told = f"Adapters of {policy.model}: {out}" if adapter else f"Model: {out} ({kind})"
     cli.output.print(told)
 
 

@@ -18,22 +18,14 @@ from scipy.optimize import isotonic_regression
 from scipy.stats import permutation_test
 
 from launch import cli
-from launch.build import SqlSide, load_model, model_folder, serving
+from launch.build import SqlSide
 from launch.config import CourseConfig, JobConfig, SecondStage, Split, dump, flat
 from launch.data.preflight import check_overlap, describe_passes, describe_sampler
 from launch.data.prompts import read_tokenizer
-from launch.evaluation.answers import GREEDY, AnswerFile, Decode, Sampled
+from launch.evaluation.answers import GREEDY, AnswerFile, Decode, ModelFacts, Sampled
 from launch.evaluation.judge import judge_answers
 from launch.evaluation.questions import QuestionSet, own_set, question_set
-from launch.evaluation.results import (
-    PLACES,
-    SAMPLES,
-    VERDICTS,
-    ModelFacts,
-    Report,
-    read_place,
-    with_samples,
-)
+from launch.evaluation.results import PLACES, SAMPLES, VERDICTS, Report, read_place, with_samples
 from launch.evaluation.sampling import Evaluator
 from launch.files import (
     RESULT,
@@ -44,7 +36,7 @@ from launch.files import (
     write_json,
     write_text,
 )
-from launch.plan import plan_memory
+from launch.learner import load_model, model_folder, plan_memory, serving
 from launch.reporting.answer import show_run
 from launch.reporting.runs import outcome
 from launch.screening import kept, screen
@@ -276,20 +268,20 @@ _PERMUTATIONS = 5000
 @dataclass(frozen=True, slots=True)
 class Restart:
     """How the second stage begins: from which checkpoint, of which accuracy; whether the first
-    stage's accuracy rose, by which p-value; and the rate that the second cosine starts from.
+    stage's accuracy rose, by which p-value; and with which optimizer.
     """
 
     step: int
     accuracy: float
     rose: bool
     p_value: float
-    learning_rate: float
+    optimizer: OptimizerConfig
 
     def __str__(self) -> str:
         verdict = "a rise: the maximal" if self.rose else "no rise: half of the checkpoint's"
         return (
             f"second stage from step {self.step} (accuracy {self.accuracy:.3f}); the accuracies "
-            f"show {verdict} rate, {self.learning_rate:.2e} (p = {self.p_value:.4f})"
+            f"show {verdict} rate, {self.optimizer.learning_rate:.2e} (p = {self.p_value:.4f})"
         )
 
 
@@ -306,8 +298,9 @@ def train_second_stage(
     # Resumed, it is decided again, by the same accuracies.
     start = restart(trainer.curve, config, config.second_stage)
     _log.info("%s", start)
-    optimizer = second_optimizer(config.optimizer, config.second_stage, start)
-    trainer.begin_stage(optimizer, first=config.steps, steps=config.second_steps, start=start.step)
+    trainer.begin_stage(
+        start.optimizer, first=config.steps, steps=config.second_steps, start=start.step
+    )
     trainer.run(progress)
     return start
 
@@ -318,9 +311,10 @@ def restart(
     """Decide how the second stage begins, from the evaluations (updates done, accuracy) and the
     checkpoints of the first.
 
-    It starts from the most accurate checkpoint, of equals the newest; at the maximal rate if the
-    accuracy rose (`rise_p_value` at most alpha; fewer than four accuracies never show it at the
-    usual level), else at half of the rate that the checkpoint's update had.
+    It starts from the most accurate checkpoint, of equals the newest, with a cosine without
+    warm-up: at the maximal rate if the accuracy rose (`rise_p_value` at most alpha; fewer than four
+    accuracies never show it at the usual level), else at half of the rate that the checkpoint's
+    update had.
 
     Note:
         The paper tells a plateau from fluctuation, and not what follows on an accuracy that still
@@ -334,21 +328,9 @@ def restart(
     rose, rate = p_value <= stage.alpha, config.optimizer.learning_rate
     if not rose:
         rate = float(learning_rate(config.optimizer, steps=steps)(step - 1)) / 2
-    return Restart(step, accuracy, rose, p_value, rate)
-
-
-def second_optimizer(
-    optimizer: OptimizerConfig, stage: SecondStage, start: Restart
-) -> OptimizerConfig:
-    """Return the optimizer of the second stage: a cosine from the start rate, without warm-up."""
-    return optimizer.model_copy(
-        update={
-            "learning_rate": start.learning_rate,
-            "schedule": "cosine",
-            "warmup_steps": 0,
-            "final_fraction": stage.final_fraction,
-        }
-    )
+    cosine = {"schedule": "cosine", "warmup_steps": 0, "final_fraction": stage.final_fraction}
+    optimizer = config.optimizer.model_copy(update={**cosine, "learning_rate": rate})
+    return Restart(step, accuracy, rose, p_value, optimizer)
 
 
 def rise_p_value(accuracies: Sequence[float]) -> float:
@@ -394,15 +376,15 @@ def tracked(config: JobConfig) -> Generator[Log]:
     tracker, path = config.run.tracker, config.folder / TRACKED
     if tracker is None or not distributed.is_first():
         yield lambda _step, _numbers: None
-    elif tracker == "tensorboard":
-        writer = import_module("tensorboardX").SummaryWriter(str(config.folder / tracker))
-        with writer as board:
+        return
+    if tracker == "tensorboard":
+        board = import_module("tensorboardX").SummaryWriter(str(config.folder / tracker))
 
-            def log(step: int, numbers: Mapping[str, float]) -> None:
-                for key, number in numbers.items():
-                    board.add_scalar(key, number, step)
+        def send(numbers: Mapping[str, float], step: int) -> None:
+            for key, number in numbers.items():
+                board.add_scalar(key, number, step)
 
-            yield _telling(tracker, log)
+        end = board.close
     else:
         library: Any = import_module(tracker)  # Trackio's calls are those of wandb
         settings = dict(flat(config.model_dump(mode="json")))
@@ -415,19 +397,15 @@ def tracked(config: JobConfig) -> Generator[Log]:
             library.init(**opened, **known)
         except Exception as error:
             raise UserError(f"run.tracker={tracker} cannot begin: {error}") from error
+        send, end = library.log, library.finish
+
+    def log(step: int, numbers: Mapping[str, float]) -> None:
         try:
-            yield _telling(tracker, lambda step, numbers: library.log(dict(numbers), step=step))
-        finally:
-            library.finish()
-
-
-def _telling(tracker: str, log: Log) -> Log:
-    """Let a run whose tracker fails end as one whose servers have gone: with all steps saved."""
-
-    def tell(step: int, numbers: Mapping[str, float]) -> None:
-        try:
-            log(step, numbers)
-        except Exception as error:
+            send(dict(numbers), step=step)
+        except Exception as error:  # as where servers have gone, all steps are saved
             raise LostError(f"run.tracker={tracker} has failed: {error!r}") from error
 
-    return tell
+    try:
+        yield log
+    finally:
+        end()

@@ -15,7 +15,7 @@ from cyclopts.validators import Number
 
 from launch.config import JobConfig
 from launch.config_files import nearest, settings_named
-from launch.files import check_new, write_json
+from launch.files import check_new, write_text
 from minirl.exchange import UserError
 from minirl.exchange.settings import at_home
 
@@ -109,16 +109,11 @@ def run(words: Sequence[str]) -> None:
             # An option that is not there at all is no option without its argument.
             said = said if error.keyword or missing.tokens else f"{missing.name} is missing."
         if isinstance(error, UnknownOptionError):
-            said = f"{said} {_as_setting(error.token.value)}".rstrip()
+            found = settings_named(JobConfig, error.token.value.lstrip("-").replace("-", "_"))
+            said += f" A setting is written without dashes: {found[0]}=VALUE." if found else ""
         name = ".".join(["python -m launch", *words[:1]])
         raise UserError(f"{name}: {said} See --help.") from None
     function(*bound.args, **bound.kwargs)  # that of --help, where this is asked for
-
-
-def _as_setting(option: str) -> str:
-    """Name the setting that an unknown option may mean."""
-    found = settings_named(JobConfig, option.lstrip("-").replace("-", "_"))
-    return f"A setting is written without dashes: {found[0]}=VALUE." if found else ""
 
 
 def with_home(arguments: Iterable[str]) -> list[str]:
@@ -134,11 +129,12 @@ def check_result(path: Path | None) -> None:
 
 
 def write_result(path: Path | None, result: Any) -> None:
-    """Write what `--json` asks for."""
+    """Write what `--json` asks for: a text of JSON, or what it is made of."""
+    text = result if isinstance(result, str) else json.dumps(result, indent=1) + "\n"
     if path == STDOUT:
-        print(json.dumps(result, indent=1))  # noqa: T201
+        print(text, end="")  # noqa: T201
     elif path is not None:
-        write_json(path, result)
+        write_text(path, text)
 
 
 def choose(option: str, word: str, known: Iterable[str]) -> str:

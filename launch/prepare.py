@@ -22,7 +22,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TextIO
 
 from cyclopts import Parameter
 
@@ -96,8 +96,7 @@ def main(
         _export(export, out, job, root, sources)
         return
     with whole_file(out) as file:
-        for told in check_sets(job, sources, lambda line: file.write(line + "\n")):
-            cli.output.print(told)
+        check_sets(job, sources, file)
     cli.output.print(f"Golds to look at, one a line: {out}")
     cli.output.print(f"Cache of all runs: {cache_folder('sql')}")
 
@@ -126,11 +125,9 @@ def _sources(root: Path, names: Sequence[str], job: JobConfig, dialect: str) -> 
     return found
 
 
-def check_sets(
-    job: JobConfig, sources: Iterable[SourceConfig], write: Callable[[str], object]
-) -> Iterator[str]:
+def check_sets(job: JobConfig, sources: Iterable[SourceConfig], file: TextIO) -> None:
     """Check all questions of data sets by what a job asks for, and warm the cache; write golds to
-    look at, a line each, and yield what is to be told.
+    look at, a line each, and tell what there is of each set.
     """
     prompts, witnesses = Prompts(job.prompt, job.env), open_store(job.env)
     with Executor(job.executor, shared_cache()) as executor:
@@ -149,7 +146,7 @@ def check_sets(
         def check(examples: Sequence[Example]) -> Iterator[Checked]:
             for checked in executor.map(inspect, examples):
                 if {*checked.issues} - {"scalar"}:
-                    write(_line(checked))
+                    file.write(_line(checked) + "\n")
                 yield checked
 
         with cli.progress_bar("reading"):
@@ -160,7 +157,7 @@ def check_sets(
                     if not example.gold_sql:  # which nothing checks
                         prompts.matches(example)
                     update(done, pool.total, "")
-            yield pool.line()
+            cli.output.print(pool.line())
 
 
 def _everything(job: JobConfig, source: SourceConfig) -> DataConfig:

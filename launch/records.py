@@ -149,16 +149,6 @@ STEP_BYTES = 1_900_000
 """Most bytes of a sampled step, but for its first group: 51 of them stay under 100 MB."""
 
 
-def open_records(path: Path, *, resume_step: int) -> JsonLines:
-    """Open a file of trajectories, without lines of later steps; the first names the version."""
-    from minirl.run.metrics import JsonLines
-
-    lines = JsonLines(path, resume_step=resume_step)
-    if not path.exists() or not path.stat().st_size:  # a full disk leaves it empty
-        lines.write(0, {"version": RECORDS_VERSION})
-    return lines
-
-
 class StepRecorder:
     """Writes the groups of a training run's sampled steps into its folder."""
 
@@ -176,7 +166,11 @@ class StepRecorder:
         them that took part in the update.
         """
         if self._lines is None:
-            self._lines = open_records(self._path, resume_step=step - 1)
+            from minirl.run.metrics import JsonLines
+
+            self._lines = JsonLines(self._path, resume_step=step - 1)
+            if not self._path.exists() or not self._path.stat().st_size:  # as a full disk leaves it
+                self._lines.write(0, {"version": RECORDS_VERSION})
         lines = (
             group_line(group, self._decode, own) for group, own in zip(groups, rows, strict=True)
         )
@@ -292,7 +286,7 @@ def read_answers(
     found = []
     for one in report.questions:
         ended = {"status": one.status} if one.status else None
-        turn = _answer(one.sql, one.tags, ended, correct=report.is_right(one))
+        turn = _answer(one.sql, one.tags, ended, correct=one.scores.get(report.first) == 1)
         line = {**facts_of(one), "trajectories": [{"turns": [turn]}]}
         found.append(line | kept.get(one.id, {}))
     return found

@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 from launch import cli
-from launch.build import SqlSide, load_model, serving
+from launch.build import SqlSide
 from launch.config import JobConfig
 from launch.data.prompts import read_tokenizer
 from launch.evaluation.answers import AnswerFile, Decode, Sampled
@@ -26,6 +26,7 @@ from launch.files import (
     write_json,
     write_text,
 )
+from launch.learner import load_model, serving
 from minirl.exchange import UserError
 from minirl.run import distributed
 from minirl.run.files import read_lines

@@ -20,7 +20,6 @@ from launch.config import JobConfig, dump, load_config
 from launch.data import preflight
 from launch.data.prompts import measure, read_tokenizer, show_prompt
 from launch.files import RESULT, check_place, check_settings
-from launch.plan import plan_phase
 from launch.reporting.answer import show_run
 from minirl.exchange import UserError
 from minirl.run import preemption
@@ -125,6 +124,7 @@ def describe_run(config: JobConfig, accelerator: str) -> dict[str, str]:
     Raises:
         UserError: The run would miss something.
     """
+    from launch.learner import plan_phase
     from launch.warm_start import plan_early
     from minirl.model.huggingface import check_files
 

@@ -13,13 +13,13 @@ import jax
 from flax import nnx
 
 from launch import cli
-from launch.build import SqlSide, load_model
+from launch.build import SqlSide
 from launch.config import JobConfig
 from launch.data.preflight import sample
 from launch.data.prompts import ReplyFormat, read_tokenizer
 from launch.files import WARM, WARM_MODEL
-from launch.plan import kept_plan, plan_memory, plan_phase
-from launch.screening import Screened
+from launch.learner import kept_plan, load_model, plan_memory, plan_phase
+from launch.screening import OwnAnswer, Screened
 from minirl.exchange import UserError
 from minirl.exchange.memory import trim
 from minirl.model import huggingface
@@ -146,12 +146,11 @@ def choose_answers(
         return [gold(example) for example in choose(train)]
     screened, form = choose(own), ReplyFormat.of(config)
     takes_gold = warm.answers == "own_or_gold"
-    answers = [
-        answer
-        for one in screened
-        for answer in own_of(train[one.number], one, form)
-        or ([gold(train[one.number])] if takes_gold else [])
-    ]
+    answers = list[TaughtAnswer]()
+    for one in screened:
+        example = train[one.number]
+        own_ones = [TaughtAnswer(example, each.sql, own_reply(each, form)) for each in one.answers]
+        answers += own_ones or ([gold(example)] if takes_gold else [])
     _log.info(
         "warm start: %d own right answers to %d of %d questions%s",
         sum(len(one.answers) for one in screened),
@@ -165,21 +164,12 @@ def choose_answers(
     return answers
 
 
-def own_of(example: Example, screened: Screened, form: ReplyFormat) -> list[TaughtAnswer]:
-    """Teach a policy its own right answers; as it gave them, where the prompt asks for reasoning
-    and they are first replies in the form that it asks for.
+def own_reply(answer: OwnAnswer, form: ReplyFormat) -> str:
+    """Return a policy's own reply, where the prompt asks for reasoning and it is a first reply in
+    the form that it asks for; else nothing.
     """
-    is_whole = form.reasons and form.agent is None
-    return [
-        TaughtAnswer(
-            example,
-            one.sql,
-            one.reply
-            if is_whole and one.turn == 1 and answer_of(one.reply, form.wrapping).sql
-            else "",
-        )
-        for one in screened.answers
-    ]
+    is_whole = form.reasons and form.agent is None and answer.turn == 1
+    return answer.reply if is_whole and answer_of(answer.reply, form.wrapping).sql else ""
 
 
 def demonstrations(
@@ -201,7 +191,6 @@ def demonstrations(
     feedback (the right answer alone where the corruption does not change the result), and
     `mistake_share` of the others answer with a corrupted query. The seed decides which ones.
     """
-    demonstrate = _answer if reply_format.agent is None else _transcript
     rng = Random(f"{seed} demonstrations")
     made = []
     for number, answer in enumerate(answers, start=1):
@@ -210,46 +199,31 @@ def demonstrations(
         has_mistake = repairs or draw < repair_share + (1 - repair_share) * mistake_share
         wrong = corrupt(gold) if has_mistake else None
         queries = [wrong, gold] if repairs and wrong else [gold if repairs else wrong or gold]
-        made.append(demonstrate(answer, environment, reply_format, queries))
+        made.append(_demonstration(answer, environment, reply_format, queries))
         if progress is not None and number % 100 == 0:
             progress(number, len(answers), "")
     return made
 
 
-def _answer(
+def _demonstration(
     answer: TaughtAnswer, env: BaseEnvironment, form: ReplyFormat, queries: Sequence[str]
 ) -> Demonstration:
-    """Answer with the last query, after the feedback on one before."""
-    example = answer.example
+    """Answer with the last query, after the feedback on one before; or call the tool with each, and
+    answer with the last one, whose call is learnt too.
+    """
+    example, agent = answer.example, form.agent
     episode, question = env.reset(example)
-    *wrong, last = map(form.answer, queries)
-    last = answer.reply or last
-    feedback = env.step(episode, wrong[0])[1] if wrong else None
-    if feedback is None:  # the corruption does not change the result
-        return Demonstration((question,), (), last, key=example.db_id)
-    # A key of its own: a group is as long as its longest member.
-    return Demonstration((question, feedback), (wrong[0],), last, key=(example.db_id, "repair"))
-
-
-def _transcript(
-    answer: TaughtAnswer, env: BaseEnvironment, form: ReplyFormat, queries: Sequence[str]
-) -> Demonstration:
-    """Call the tool with each query, and answer with the last one; that call is learnt too."""
-    assert form.agent is not None
-    example = answer.example
-    episode, question = env.reset(example)
-    observations, replies = [question], []
-    for sql in queries[-form.agent.calls :]:
-        reply = form.call(sql, example)
+    observations, replies = [question], list[str]()
+    for sql in queries[:-1] if agent is None else queries[-agent.calls :]:
+        reply = form.answer(sql) if agent is None else form.call(sql, example)
         episode, response = env.step(episode, reply)
-        assert response is not None
-        observations.append(response)
-        replies.append(reply)
+        if response is not None:  # else the corruption does not change the result
+            observations.append(response)
+            replies.append(reply)
     return Demonstration(
-        tuple(observations),
-        tuple(replies),
-        form.last(queries[-1]),
-        learnt=2,
-        learn_responses=False,
+        tuple(observations), tuple(replies),
+        answer.reply or form.answer(queries[-1]) if agent is None else form.last(queries[-1]),
+        learnt=1 if agent is None else 2, learn_responses=agent is None,
+        # A group is as long as its longest member.
         key=(example.db_id, len(replies)),
-    )
+    )  # fmt: skip

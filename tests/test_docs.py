@@ -55,7 +55,7 @@ def names_in(path: Path) -> frozenset[str]:
 
 def _defined(body: list[ast.stmt]) -> Iterator[str]:
     for node in body:
-        if isinstance(node, ast.FunctionDef):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.name
         elif isinstance(node, ast.ClassDef):
             yield node.name

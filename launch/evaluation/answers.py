@@ -8,31 +8,20 @@ import json
 import logging
 import re
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from random import Random
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast, get_args
+from typing import Any, ClassVar, Literal, TypeVar, cast, get_args
 
+from launch.build import SqlSide
+from launch.config import JobConfig
 from launch.files import ANSWERS
 from minirl.exchange import UserError
 from minirl.run.files import keep_lines, naming
+from minirl.types import Progress
 from sqlenv.evaluators.votes import VoteBy
 from sqlenv.sql.answers import answer_of
 from sqlenv.types import Answer, Example, Wrapping
-
-if TYPE_CHECKING:
-    from launch.build import SqlSide
-    from launch.config import JobConfig
-    from launch.evaluation.results import ModelFacts
-    from minirl.types import Progress
-
-VOTE_TIMEOUT_S = 10.0
-"""OmniSQL gives a sample 10 seconds to return its vote."""
-ERROR_SQL = "Error SQL"
-"""What OmniSQL writes in Spider's files where there is no query that runs."""
-_RANDOM_SEED = 42  # OmniSQL's seed of the choice where no sample of a BIRD question runs
 
 DecodeKind = Literal["vote", "pass", "judge"]
 
@@ -78,25 +67,6 @@ class Decode:
 
 
 GREEDY = Decode(samples=1, temperature=0.0)
-
-
-def choose(
-    samples: Sequence[Sequence[str]], ballots: Sequence[Sequence[str | None]], *, spider: bool
-) -> list[str]:
-    """Choose the query with the commonest vote for each question of a data set, as OmniSQL does.
-
-    Ties go to the vote seen first. Where none of a question's samples runs, that of Spider and its
-    variants is `Error SQL`, and all others' are drawn by one generator, question after question.
-    """
-    draw = Random(_RANDOM_SEED)
-    chosen = []
-    for queries, votes in zip(samples, ballots, strict=True):
-        counts = Counter(vote for vote in votes if vote is not None)  # in the order of first sight
-        if counts:
-            chosen.append(queries[votes.index(counts.most_common(1)[0][0])])
-        else:
-            chosen.append(ERROR_SQL if spider else draw.choice(queries))
-    return chosen
 
 
 _log = logging.getLogger(__name__)
@@ -266,16 +236,6 @@ class AnswerFile:
         self.append(AnsweredQuestion(example.id, one) for example, one in pairs)
 
 
-def parts_of(count: int, samples: int, *, size: int, start: int = 0) -> Iterator[slice]:
-    """Split questions from a place on: from the first one, so many that they have the first
-    replies, then `size` at a time.
-    """
-    end = -(-FIRST // samples) if start == 0 else start + size
-    while start < count:
-        yield slice(start, min(end, count))
-        start, end = end, end + size
-
-
 _LIMITS = "evaluation.max_prompt_tokens, evaluation.max_response_tokens, endpoint.max_tokens"
 
 
@@ -311,6 +271,24 @@ def hint(unread: Sequence[str], wrapping: Wrapping) -> str:
 def _short(text: str) -> str:
     line = " ".join(text.split())
     return repr(line if len(line) <= _SHOWN_CHARS else f"{line[:_SHOWN_CHARS]}…")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """Whose answers were judged.
+
+    Attributes:
+        model: Folder of its weights, or the endpoint's name of it.
+        base, reward: What learning started from, and what it learned from.
+        sampler: Where it is not the native one.
+    """
+
+    name: str
+    model: str | None = None
+    checkpoint: str | None = None
+    base: str | None = None
+    reward: str | None = None
+    sampler: str | None = None
 
 
 SourceOutput = tuple[Sequence[Sampled], Mapping[str, Any]]

@@ -133,16 +133,13 @@ class Endpoint:
             self._known[one.id, one.kind, one.number, one.prompt] = one.answer
             self._pay(one.kind, one.answer)
 
-    def run(self, examples: Sequence[Example], play: Play, show: Progress) -> list[Sampled]:
+    async def run(self, examples: Sequence[Example], play: Play, show: Progress) -> list[Sampled]:
         """Play for all questions at once.
 
         Raises:
             UserError: The endpoint is not there, or keeps failing; no request of a kind has an
                 answer, or none of the first replies a query.
         """
-        return asyncio.run(self._run(examples, play, show))
-
-    async def _run(self, examples: Sequence[Example], play: Play, show: Progress) -> list[Sampled]:
         self._room, done = asyncio.Semaphore(self._config.parallel), count(1)
         plays = asyncio.Semaphore(self._config.parallel)
 
@@ -176,18 +173,15 @@ class Endpoint:
             await self._looked.wait()
         if key not in self._known:
             async with self._room:
-                self._keep(key, await self._call(key, request.messages))
+                answer = self._known[key] = await self._call(key, request.messages)
+            if answer.text is None:
+                self._lost[request.kind] = answer.problem
+            else:
+                self._file.append([PaidAnswer(*key, answer)])
+                self._pay(request.kind, answer)
         if is_reply:
             self._look(self._known[key])
         return self._known[key]
-
-    def _keep(self, key: _AnswerKey, answer: ModelResponse) -> None:
-        self._known[key] = answer
-        if answer.text is None:
-            self._lost[key[1]] = answer.problem
-        else:
-            self._file.append([PaidAnswer(*key, answer)])
-            self._pay(key[1], answer)
 
     def _pay(self, kind: str, answer: ModelResponse) -> None:
         tokens = {name: getattr(answer, name) for name in ("prompt_tokens", "completion_tokens")}
@@ -326,7 +320,7 @@ class EndpointSource(Source):
         file, model = AnswerFile(sql.folder), self.facts.model or ""
         endpoint = Endpoint(self.url, model, config, self.decode, file)
         play = self._judged if is_judge else self._once
-        found = endpoint.run(examples, partial(play, endpoint, sql), show)
+        found = asyncio.run(endpoint.run(examples, partial(play, endpoint, sql), show))
         notes: dict[str, Any] = {"hint": hint(endpoint.unread, config.answer_wrapping)}
         if is_judge:
             choices = [one.choice or {} for one in found]

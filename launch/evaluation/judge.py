@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from launch.build import SqlSide
 from launch.cli import progress_bar
-from launch.evaluation.answers import VOTE_TIMEOUT_S, Decode, Sampled, choose, hint, unread_of
+from launch.evaluation.answers import Decode, ModelFacts, Sampled, hint, unread_of
 from launch.evaluation.predictions import as_line
 from launch.evaluation.questions import (
     PARTIAL,
@@ -24,7 +24,6 @@ from launch.evaluation.questions import (
 )
 from launch.evaluation.results import (
     NO_GOLD,
-    ModelFacts,
     QuestionVerdict,
     Report,
     ReportSettings,
@@ -42,7 +41,7 @@ from sqlenv.dialects import run_many, transpile
 from sqlenv.evaluators.comparators import COMPARATORS, Case, CaseVerdict, compare_cases
 from sqlenv.evaluators.hardness import clauses_of
 from sqlenv.evaluators.spider2 import as_read
-from sqlenv.evaluators.votes import VoteBy, votes
+from sqlenv.evaluators.votes import VOTE_TIMEOUT_S, VoteBy, choose, votes
 from sqlenv.executor import Executor
 from sqlenv.types import Example, Table
 from sqlenv.witness.refutation import judge_on_witnesses
@@ -195,9 +194,8 @@ class _Judge:
             is_spider = source.startswith("spider") and source != "spider2"
             return choose(samples, ballots, spider=is_spider), outcomes
         # As an oracle would: the first query that is right, else the first one.
-        rights = [[*map(is_right, each)] for each in outcomes]
-        pairs = zip(samples, rights, strict=True)
-        return [each[found.index(True) if any(found) else 0] for each, found in pairs], outcomes
+        first = [max(each, key=lambda one: is_right(known[one])) for each in asked]
+        return [sql for _, sql in first], outcomes
 
     def score(
         self, phase: str, asked: Sequence[_Asked], measures: Sequence[str]
@@ -252,7 +250,10 @@ class _Judge:
         if not {*TEXTUAL}.isdisjoint(measures):
             found |= self._textual(asked)
         if WITNESS in measures:
-            found[WITNESS] = self._on_witnesses(asked)
+            rule = rule_of(self._questions.measures)
+            store = WitnessStore(shared_cache(), match=rule, count=self._questions.witnesses)
+            cases = self._cases(asked, _form_of(rule))
+            found[WITNESS] = judge_on_witnesses(cases, rule, self._executor, store)
         scores = zip(*(found[name] for name in measures), strict=True)
         ends = zip(*(judged for _, judged in parts), strict=True)
         return [
@@ -292,12 +293,6 @@ class _Judge:
             "lex": [one["progress"]["lex"] for one in scored],
             "clause": [one["expo"]["reward"] for one in scored],
         }
-
-    def _on_witnesses(self, asked: Sequence[_Asked]) -> list[float]:
-        """Judge queries on witnesses too."""
-        rule = rule_of(self._questions.measures)
-        store = WitnessStore(shared_cache(), match=rule, count=self._questions.witnesses)
-        return judge_on_witnesses(self._cases(asked, _form_of(rule)), rule, self._executor, store)
 
     def _cases(self, asked: Sequence[_Asked], form: Callable[[str], str]) -> list[Case]:
         questions = self._questions

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from launch.evaluation.answers import NO_REPLIES, Outcomes
+from launch.evaluation.answers import NO_REPLIES, ModelFacts, Outcomes
 from launch.files import write_json, write_text
 from minirl.exchange import UserError
 from minirl.run.files import read_json, read_lines
@@ -92,24 +92,6 @@ class QuestionVerdict:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFacts:
-    """Whose answers were judged.
-
-    Attributes:
-        model: Folder of its weights, or the endpoint's name of it.
-        base, reward: What learning started from, and what it learned from.
-        sampler: Where it is not the native one.
-    """
-
-    name: str
-    model: str | None = None
-    checkpoint: str | None = None
-    base: str | None = None
-    reward: str | None = None
-    sampler: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class ReportSettings:
     """What was judged, and how; two reports with equal settings have equal verdicts.
 
@@ -167,10 +149,6 @@ class Report:
     def first(self) -> str:
         """Name the measure that counts; empty where nothing could be judged."""
         return next(iter(self.measures), "")
-
-    def is_right(self, question: QuestionVerdict) -> bool:
-        """Tell whether an answer is right by the measure that counts."""
-        return question.scores.get(self.first) == 1
 
     @property
     def failing(self) -> int:
@@ -488,11 +466,5 @@ def paired_difference(
 
 
 def pass_at_k(correct: int, samples: int, k: int) -> float:
-    """Estimate the chance that one of k samples is right, without bias (Chen et al. 2021, eq. 1).
-
-    Raises:
-        ValueError: There are fewer samples than k.
-    """
-    if not 1 <= k <= samples:
-        raise ValueError(f"pass@{k} of {samples} samples")
+    """Estimate without bias the chance that one of k samples is right (Chen et al. 2021, eq. 1)."""
     return 1.0 - math.comb(samples - correct, k) / math.comb(samples, k)

@@ -9,21 +9,22 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launch.build import SqlSide, load_model, serving
+from launch.build import SqlSide
 from launch.config import JobConfig
 from launch.evaluation.answers import (
+    FIRST,
     AnswerFile,
     Decode,
     End,
+    ModelFacts,
     Outcomes,
     Sampled,
     Source,
     SourceOutput,
     look,
-    parts_of,
     unread_of,
 )
-from launch.evaluation.results import ModelFacts
+from launch.learner import load_model, serving
 from launch.policy import PolicySource
 from launch.records import RECORDED_SAMPLES, group_line
 from minirl.config import SamplerConfig
@@ -163,17 +164,19 @@ class Evaluator:
         """
         decode = decode or self._decode
         found = distributed.from_first(lambda: file.read(examples))
-        show(len(found), len(examples), "")
         replies = max(CHUNK, _ROUNDS * self._limits.slots) * distributed.count()
-        size = -(-replies // decode.samples)
-        for place in parts_of(len(examples), decode.samples, size=size, start=len(found)):
-            new = self.sample(examples[place], first=first + place.start, decode=decode)
-            if place.start == 0:  # nothing is kept of what is asked in another way
+        while (done := len(found)) < len(examples):
+            show(done, len(examples), "")
+            # Of the first questions so many that they have the first replies.
+            size = -(-(replies if done else FIRST) // decode.samples)
+            part = examples[done : done + size]
+            new = self.sample(part, first=first + done, decode=decode)
+            if done == 0:  # nothing is kept of what is asked in another way
                 counted = Outcomes.total(one.outcomes for one in new)
                 look(counted, unread_of(new), self._config.answer_wrapping, stops=stops)
-            distributed.from_first(partial(file.write, examples[place], new))
+            distributed.from_first(partial(file.write, part, new))
             found += new
-            show(len(found), len(examples), "")
+        show(len(found), len(examples), "")
         return found
 
     def sample(

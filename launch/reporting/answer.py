@@ -4,36 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from launch import cli
 from launch.evaluation.results import Paired, Report
-from launch.reporting.runs import Run, gains, metrics_of, read_runs
+from launch.reporting.runs import Run, gains, read_runs
 from launch.tables import interval, percent
 from minirl.train.advice import LIVE_SHARE, advice
 
-MetricSeries = Mapping[str, Sequence[Any]]
 
-
-def answer(runs: Sequence[Run], numbers: Sequence[MetricSeries]) -> list[str]:
+def answer(runs: Sequence[Run]) -> list[str]:
     """Say the most important things about one run, or one of each of several."""
     if len(runs) == 1:
-        return list(_of_one(runs[0], numbers[0]))
-    pairs = zip(runs, numbers, strict=True)
-    return [f"{run.name}: {next(_of_one(run, own), 'no accuracy')}" for run, own in pairs]
+        return list(_of_one(runs[0]))
+    return [f"{run.name}: {next(_of_one(run), 'no accuracy')}" for run in runs]
 
 
 def show_run(folder: Path) -> None:
     """Print what a run learned, where it is, and the command that shows more."""
     (run,) = read_runs([("", folder)])
     command = cli.command_line("launch.report", folder)
-    said = answer([run], [metrics_of(run)])
-    for line in (*said, f"Run folder: {folder}", f"To look at it: {command}"):
+    for line in (*answer([run]), f"Run folder: {folder}", f"To look at it: {command}"):
         cli.output.print(line)
 
 
-def _of_one(run: Run, numbers: MetricSeries) -> Iterator[str]:
-    steps = max(numbers.get("step", ()), default=0)
+def _of_one(run: Run) -> Iterator[str]:
+    steps = max(run.metrics.get("step", ()), default=0)
     before, after = run.reports.get("before"), run.reports.get("after")
     if own := run.reports.get("answers"):
         yield _accuracy(own)
@@ -43,7 +38,7 @@ def _of_one(run: Run, numbers: MetricSeries) -> Iterator[str]:
         yield f"Not finished: {steps:,} steps so far. {_accuracy(before, 'Before learning ')}"
     elif run.is_training:
         yield f"Not finished: {steps:,} steps so far, and no accuracy yet."
-    if words := advice(numbers.get(LIVE_SHARE, ())):
+    if words := advice(run.metrics.get(LIVE_SHARE, ())):
         yield f"At the end of training, {words}."
 
 

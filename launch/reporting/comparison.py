@@ -54,15 +54,11 @@ def compare(runs: Sequence[Run]) -> Comparison:
             "base": _origin(row, "base"),
             "reward": _origin(row, "reward"),
             "decode": decode,
-            "columns": {one: row[one].measures[_measure(one)] for one in _in_order(row)},
+            "columns": {one: row[one].measures[one.partition("/")[2]] for one in _in_order(row)},
         }
         for (name, decode), row in rows.items()
     ]
     return {"runs": told, "differences": differences}
-
-
-def _measure(column: str) -> str:
-    return column.partition("/")[2]
 
 
 def _origin(row: _Row, name: str) -> str:

@@ -27,7 +27,6 @@ from launch.reporting.runs import (
     METRICS,
     AskedQuestion,
     Run,
-    metrics_of,
     outcome,
     read_mapping,
     shared_rules,
@@ -90,7 +89,7 @@ class Page:
         reports = [one for run in runs for one in run.reports.values() if one.measures]
         shared = shared_rules(reports)
         rules = [*dict.fromkeys([*shared, *(each for one in reports for each in one.measures)])]
-        self.answer = answer(runs, [one["numbers"] for one in said])
+        self.answer = answer(runs)
         self.overview: dict[str, Any] = {
             "runs": said,
             "views": self._views,
@@ -171,8 +170,17 @@ class Page:
         if asked not in self._questions:
             self._named[name] += 1
             number = self._named[name]
-            own = name if number == 1 else f"{name} ({number})"
-            self._questions[asked] = _entry(own, group, is_held_out)
+            gold_sql = group.get("gold_sql", "")
+            self._questions[asked] = {
+                "id": name if number == 1 else f"{name} ({number})",
+                "set": "held-out" if is_held_out else "training",
+                "db": group.get("db_id", ""),
+                "level": group.get("difficulty", ""),
+                "question": group.get("question", ""),
+                "gold_sql": gold_sql,
+                "clauses": clauses_of(gold_sql) if gold_sql else (),
+                "seen": [],
+            }
         return self._questions[asked]
 
 
@@ -206,26 +214,13 @@ def _said(run: Run) -> dict[str, Any]:
         "settings": {key: value for key, value in flat(run.settings) if key},
         "result": result,
         "versions": run.versions,
-        "numbers": metrics_of(run),
+        "numbers": run.metrics,
         "command": command if run.is_training else "",
         **outcome(reports),
         "replies": {
             where: one.outcomes.line() for where, one in reports.items() if one.outcomes.replies
         },
         "screening": read_mapping(run.folder / SCREENED_SHARES) if run.folder else {},
-    }
-
-
-def _entry(name: str, group: Group, is_held_out: bool) -> dict[str, Any]:  # noqa: FBT001
-    return {
-        "id": name,
-        "set": "held-out" if is_held_out else "training",
-        "db": group.get("db_id", ""),
-        "level": group.get("difficulty", ""),
-        "question": group.get("question", ""),
-        "gold_sql": (gold_sql := group.get("gold_sql", "")),
-        "clauses": clauses_of(gold_sql) if gold_sql else (),
-        "seen": [],
     }
 
 

@@ -47,6 +47,7 @@ class Run:
         reports: Verdicts on held-out questions, by place in order; `answers` are those of an
             evaluation.
         settings, result, versions: Its files; empty where they are missing or not whole.
+        metrics: By name, in the order of its steps; none of an evaluation.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Run:
     settings: Mapping[str, Any] = field(default_factory=dict)
     result: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
     @property
     def is_training(self) -> bool:
@@ -143,7 +145,7 @@ def _read(name: str, row: str, path: Path) -> Run:
     reports = {
         where: read_place(path / where) for where in PLACES if (path / where / VERDICTS).exists()
     }
-    files["result"] = read_mapping(path / RESULT)
+    files |= {"result": read_mapping(path / RESULT), "metrics": _metrics(path / METRICS)}
     return Run(name, row, path, reports, **files)
 
 
@@ -201,12 +203,8 @@ def outcome(reports: Mapping[str, Report]) -> dict[str, Any]:
     }
 
 
-def metrics_of(run: Run) -> dict[str, list[Any]]:
-    """Read the metrics of a run by name, in the order of its steps; none of an evaluation."""
-    if run.folder is None or not run.is_training:
-        return {}
-    found = read_json_lines(run.folder / METRICS)
-    lines = [line for line in found if isinstance(line.get("step"), int)]
+def _metrics(path: Path) -> dict[str, list[Any]]:
+    lines = [line for line in read_json_lines(path) if isinstance(line.get("step"), int)]
     names = dict.fromkeys(name for line in lines for name in line)
     columns = {name: [line.get(name) for line in lines] for name in names}
     return {

@@ -13,8 +13,8 @@ import yaml
 
 from benchmarks import compare
 from benchmarks.compare import pool, seeds_interval
+from launch.evaluation.answers import ModelFacts
 from launch.evaluation.results import (
-    ModelFacts,
     QuestionVerdict,
     Report,
     ReportSettings,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from launch.config import load_config
-from launch.plan import phase_of
+from launch.learner import phase_of
 from minirl.model.sharding import make_mesh
 from minirl.plan.compile import described_devices, parse_topology
 from minirl.plan.fit import Devices, published_shape

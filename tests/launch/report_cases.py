@@ -15,8 +15,8 @@ from typing import Any
 import yaml
 
 from launch import report
+from launch.evaluation.answers import ModelFacts
 from launch.evaluation.results import (
-    ModelFacts,
     QuestionVerdict,
     Report,
     ReportSettings,

@@ -4,7 +4,6 @@ tracker.
 
 import re
 import sys
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -109,8 +108,8 @@ def calls(monkeypatch) -> list[tuple[str, tuple, dict[str, Any]]]:
 
     def take(kind: str, *words: Any, **more: Any) -> Any:
         found.append((kind, words, more))
-        board = SimpleNamespace(add_scalar=partial(take, "add_scalar"))
-        return nullcontext(board) if kind == "SummaryWriter" else None
+        calls = {name: partial(take, name) for name in ("add_scalar", "close")}
+        return SimpleNamespace(**calls) if kind == "SummaryWriter" else None
 
     for name in ("tensorboardX", "wandb", "trackio"):
         module = ModuleType(name)
@@ -154,6 +153,7 @@ def test_each_number_is_a_scalar_of_tensorboard(calls, tmp_path):
         ("SummaryWriter", (str(tmp_path / "tensorboard"),)),
         ("add_scalar", ("reward/total", 0.5, 1)),
         ("add_scalar", ("time/step_s", 2.0, 1)),
+        ("close", ()),
     ]
 
 

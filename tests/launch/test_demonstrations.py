@@ -1,6 +1,5 @@
 """What the warm start is shown: right answers, mistakes, and mistakes that are mended."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,8 +8,8 @@ import pytest
 from launch.config import load_config
 from launch.config_files import packaged
 from launch.data.prompts import Prompts, ReplyFormat
-from launch.screening import OwnAnswer, Screened
-from launch.warm_start import TaughtAnswer, demonstrations, own_of
+from launch.screening import OwnAnswer
+from launch.warm_start import TaughtAnswer, demonstrations, own_reply
 from minirl.exchange import Message
 from sqlenv.config import AgenticConfig, ExecutorConfig
 from sqlenv.envs.agentic import Agentic, Call, read_call
@@ -147,11 +146,10 @@ def test_a_demonstration_is_what_the_prompt_asks_for(name, singer):
     assert replies[0].split()[0] in shown or form.brief
 
 
-def test_own_answers_keep_the_reasoning_that_the_prompt_asks_for(singer):
+def test_own_answers_keep_the_reasoning_that_the_prompt_asks_for():
     thought = f"<think>\nOld is above 20.\n</think>\n{TAG}"
     reasons = ReplyFormat(reasons=True)
-    screened = Screened(0, "1", "music", "", 8, 3, (OwnAnswer(RIGHT, thought, 1),))
-    assert own_of(singer, screened, reasons) == [TaughtAnswer(singer, RIGHT, thought)]
+    assert own_reply(OwnAnswer(RIGHT, thought, 1), reasons) == thought
     # Not where the prompt asks for the query alone, after feedback, in another form, with a tool.
     for form, reply, turn in (
         (ReplyFormat(), thought, 1),
@@ -159,8 +157,7 @@ def test_own_answers_keep_the_reasoning_that_the_prompt_asks_for(singer):
         (reasons, FENCE, 1),
         (ReplyFormat("fence", AGENT, reasons=True), f"So:\n{FENCE}", 1),
     ):
-        one = replace(screened, answers=(OwnAnswer(RIGHT, reply, turn),))
-        assert own_of(singer, one, form) == [TaughtAnswer(singer, RIGHT)]
+        assert own_reply(OwnAnswer(RIGHT, reply, turn), form) == ""
 
 
 def test_transcripts_follow_the_names_and_limits_of_the_environment(singer):

@@ -1,5 +1,6 @@
 """Answers over HTTP: whatever comes back, each server in its own way; the file that keeps them."""
 
+import asyncio
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,7 +35,7 @@ def ask_endpoint(endpoint: Endpoint, text: str) -> ModelResponse:
         found.extend(await endpoint.ask(example.id, [request]))
         return Sampled((found[0].text or "",))
 
-    endpoint.run([Example("q", text, "d", Path(), "")], play, lambda *_: None)
+    asyncio.run(endpoint.run([Example("q", text, "d", Path(), "")], play, lambda *_: None))
     return found[0]
 
 

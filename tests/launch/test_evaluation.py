@@ -10,10 +10,10 @@ import pytest
 from launch import cli
 from launch import eval as command
 from launch.config import dump, load_config
-from launch.evaluation.answers import GREEDY, Sampled
+from launch.evaluation.answers import GREEDY, ModelFacts, Sampled
 from launch.evaluation.endpoint import EndpointSource
 from launch.evaluation.questions import own_set, rule_of
-from launch.evaluation.results import ModelFacts, read_report, write_result
+from launch.evaluation.results import read_report, write_result
 from launch.evaluation.sampling import CheckpointSource
 from launch.policy import policy_in
 from launch.records import answer_line, write_answers

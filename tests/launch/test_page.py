@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from launch.evaluation.results import ModelFacts
+from launch.evaluation.answers import ModelFacts
 
 from .browser import CHROMIUM, Browser, browser
 from .conftest import json_lines, write_lines

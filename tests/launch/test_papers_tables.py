@@ -19,7 +19,6 @@ import yaml
 
 import launch.eval
 import launch.evaluation.sampling
-import launch.policy
 from launch.config import JobConfig, load_config
 from launch.data.preflight import check_inputs, check_questions, load_split
 from launch.evaluation.questions import check_databases
@@ -187,7 +186,7 @@ def test_a_line_is_measured_on_small_data(row, place, monkeypatch):
     def of(config, decode, *_):
         return SimpleNamespace(config=config, decode=decode)
 
-    monkeypatch.setattr(launch.policy, "policy_in", lambda *_: None)
+    monkeypatch.setattr(launch.eval, "policy_in", lambda *_: None)
     monkeypatch.setattr(launch.evaluation.sampling.CheckpointSource, "of", of)
     monkeypatch.setattr(launch.eval.cli, "use_accelerator", lambda *_: None)
     monkeypatch.setattr(launch.eval, "_folder", lambda *_: Path("evals"))

@@ -15,10 +15,11 @@ import jax
 import pytest
 from flax import nnx
 
-from launch import plan
-from launch.build import SqlSide, model_folder
+from launch import learner, plan
+from launch.build import SqlSide
 from launch.config import load_config
 from launch.files import WARM, WARM_MODEL
+from launch.learner import model_folder
 from launch.tiny import tiny_shape
 from launch.warm_start import refuse_early, start_model
 from minirl.model.config import Hybrid
@@ -124,11 +125,10 @@ def test_a_plan_shares_gpus_between_the_learner_and_its_servers():
     """Two layers of one head of 16 in bfloat16: 128 bytes a token."""
     shape = replace(tiny_shape(config().model.tiny), num_hidden_layers=2, num_key_value_heads=1)
     shape = replace(shape, head_dim=16)
-    learner = Plan(micro_batch_tokens=1, update_memory_bytes={"all": 30e9})
 
     def servers(*overrides, memory=80e9, **changes):
         asked = config("model.dtype=bfloat16", *overrides)
-        return plan._servers(asked, replace(shape, **changes), memory, 10**9, learner)
+        return plan._servers(asked, replace(shape, **changes), memory, 10**9, learner=31.6e9)
 
     found = servers("rollout.sglang.launch=2")
     assert found["apart"]["cache_tokens"] == (0.85 * 80e9 - 2e9) // 128
@@ -151,7 +151,7 @@ def learning(*overrides) -> Any:
     """Build the learning of a job on four devices."""
     own, shape = jax.devices()[:4], tiny_shape(config().model.tiny)
     place = make_mesh({"fsdp": 4}, own), Devices(own, 2.0**34)
-    return plan.phase_of(config(*overrides), shape, "train", *place)
+    return learner.phase_of(config(*overrides), shape, "train", *place)
 
 
 @functools.cache
@@ -238,8 +238,8 @@ def test_the_example_of_the_help_is_a_command(monkeypatch, made, capsys, tmp_pat
 
 def test_a_model_that_is_not_there_can_be_named(tmp_path):
     lost = load_config("progress.yaml", [f"model.path={tmp_path}"])
-    assert "--model qwen2.5-coder-7b" in mistake(plan.model_shape, lost)
-    assert plan.model_shape(lost, "qwen2.5-coder-7b").num_hidden_layers == 28
+    assert "--model qwen2.5-coder-7b" in mistake(learner.model_shape, lost)
+    assert learner.model_shape(lost, "qwen2.5-coder-7b").num_hidden_layers == 28
 
 
 @pytest.mark.parametrize(
@@ -257,14 +257,16 @@ def free(monkeypatch):
     """Let a device have room for so many bytes, beside which no model is small."""
 
     def given(size):
-        monkeypatch.setattr("minirl.run.memory.free_bytes", lambda _device: size / plan._CPU_FILLED)
-        monkeypatch.setattr(plan, "_SMALL_SHARE", 0)
+        monkeypatch.setattr(
+            "minirl.run.memory.free_bytes", lambda _device: size / learner._CPU_FILLED
+        )
+        monkeypatch.setattr(learner, "_SMALL_SHARE", 0)
 
     return given
 
 
 def kept_plan(folder):
-    return Plan(**json.loads((folder / plan.PLAN).read_text()))
+    return Plan(**json.loads((folder / learner.PLAN).read_text()))
 
 
 @pytest.mark.usefixtures("uncompiled")
@@ -285,7 +287,7 @@ def test_a_phase_is_planned_once_in_its_folder_and_refused_where_it_does_not_fit
     folder = tmp_path / "run"
     free(2.0**30)
     with caplog.at_level(logging.INFO):
-        planned = plan.plan_memory(asked, folder, phase)
+        planned = learner.plan_memory(asked, folder, phase)
     assert getattr(planned, phase).batching.micro_batch_tokens == tokens
     assert f"micro-batches of up to {tokens} tokens" in caplog.text
     assert getattr(planned, other) == getattr(asked, other)
@@ -296,23 +298,23 @@ def test_a_phase_is_planned_once_in_its_folder_and_refused_where_it_does_not_fit
     assert 0 < sum(kept.values()) < 2**30 + taken / 8
     # A resumed run has the same micro-batches, whatever memory is free.
     free(10_000.0)
-    assert plan.plan_memory(asked, folder, phase) == planned
+    assert learner.plan_memory(asked, folder, phase) == planned
     # On devices with less memory, or by other settings, it is planned again.
     with monkeypatch.context() as smaller:
         smaller.setattr("minirl.run.memory.capacity_bytes", lambda _device: 2.0**30)
-        assert f"{named} does not fit" in mistake(plan.plan_memory, asked, folder, phase)
+        assert f"{named} does not fit" in mistake(learner.plan_memory, asked, folder, phase)
     other_remat = config("model.remat=full", *given)
-    assert f"{named} does not fit" in mistake(plan.plan_memory, other_remat, folder, phase)
-    assert plan.plan_memory(asked, folder, phase) == planned
+    assert f"{named} does not fit" in mistake(learner.plan_memory, other_remat, folder, phase)
+    assert learner.plan_memory(asked, folder, phase) == planned
     found = kept_plan(folder)
-    (folder / plan.PLAN).unlink()
+    (folder / learner.PLAN).unlink()
     # A process that does not see the file yet, on a disk that hosts share, asks the first one.
     with monkeypatch.context() as hosts:
         hosts.setattr("minirl.run.distributed.from_first", lambda _make: found)
-        assert plan.plan_memory(asked, folder, phase) == planned
-    told = mistake(plan.plan_memory, asked, folder, phase)
+        assert learner.plan_memory(asked, folder, phase) == planned
+    told = mistake(learner.plan_memory, asked, folder, phase)
     assert told.startswith(f"{named} does not fit")
-    assert not (folder / plan.PLAN).exists()
+    assert not (folder / learner.PLAN).exists()
 
 
 @pytest.mark.usefixtures("uncompiled")
@@ -325,7 +327,7 @@ def test_a_warm_start_that_does_not_fit_is_refused_before_its_answers_are_known(
     with SqlSide(asked, tmp_path) as sql:
         free(2.0**30)
         refuse_early(asked, sql, ())
-        plan.plan_memory(asked, tmp_path / WARM, "warm_start")
+        learner.plan_memory(asked, tmp_path / WARM, "warm_start")
         free(10_000.0)
         refuse_early(asked, sql, ())
         # Where it is resumed there is less memory.
@@ -355,7 +357,7 @@ def test_a_warm_start_gives_back_what_it_took(tmp_path):
 
 def test_a_small_model_is_not_compiled_to_be_planned(tmp_path, monkeypatch):
     monkeypatch.setattr("minirl.plan.fit.compile_program", None)
-    planned = plan.plan_memory(config(AUTO), tmp_path)
+    planned = learner.plan_memory(config(AUTO), tmp_path)
     assert planned.train.batching.micro_batch_tokens == 16_384
 
 
@@ -366,15 +368,15 @@ def test_a_resumed_run_has_the_cache_that_was_planned_and_none_with_servers(
     monkeypatch.setattr("minirl.run.memory.resident_bytes", lambda: 0)
     free(2.0**30)
     asked = config("sampler.cache_gb=null")
-    planned = plan.plan_memory(asked, tmp_path)
+    planned = learner.plan_memory(asked, tmp_path)
     # A quarter of a CPU's memory, of which each of eight devices has a part.
     assert planned.sampler.cache_gb == pytest.approx(2.0**30 / 4 / 8 / 1e9)
     free(2.0**40)
-    assert plan.plan_memory(asked, tmp_path) == planned
+    assert learner.plan_memory(asked, tmp_path) == planned
     free(2.0**32)
     monkeypatch.setattr("minirl.plan.fit.plan_cache", None)
     served = tmp_path / "served"
-    assert plan.plan_memory(config(*SERVERS), served).sampler.cache_gb is None
+    assert learner.plan_memory(config(*SERVERS), served).sampler.cache_gb is None
     kept = kept_plan(served)
     assert {"weights", "gradient", "temporaries"} <= set(kept.update_memory_bytes)
     assert kept.generation_memory_bytes == {}

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from launch import report
-from launch.evaluation.results import ModelFacts
-from launch.records import open_records, shown, within_limit
+from launch.evaluation.answers import ModelFacts
+from launch.records import StepRecorder, shown, within_limit
 from launch.reporting.runs import shown_names
 from sqlenv.types import Denied, SqlError, Table
 
@@ -209,7 +209,7 @@ def test_a_base_may_be_called_as_its_row(place, capsys):
 def test_records_begin_with_their_version_and_are_bounded(tmp_path):
     path = tmp_path / "trajectories.jsonl"
     path.write_text('{"step": 0, "ver')  # left by a full disk
-    open_records(path, resume_step=0)
+    StepRecorder(tmp_path, str).write(1, [], [])
     assert path.read_text() == '{"step": 0, "version": 2}\n'
     # A step's first group is written in any case.
     lines = [{"text": "x" * 90}] * 5

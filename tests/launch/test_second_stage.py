@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from launch.config import CourseConfig, SecondStage
-from launch.job import restart, rise_p_value, second_optimizer, train_second_stage
+from launch.job import restart, rise_p_value, train_second_stage
 from minirl.config import OptimizerConfig
 from minirl.train.optimizer import learning_rate
 from tests.minirl import toy
@@ -48,12 +48,12 @@ def curve_of(identifier):
 def test_the_rate_is_the_maximum_after_a_rise_else_half_of_the_best_checkpoints():
     start = restart(curve_of("up, then level"), course(200, every=20), SecondStage())
     assert (start.step, start.accuracy, start.rose) == (200, 0.72, True)
-    assert start.learning_rate == 1e-5
+    assert start.optimizer.learning_rate == 1e-5
     start = restart(curve_of("up and down"), course(200, every=20), SecondStage())
     assert (start.step, start.rose) == (120, False)
     # The update that made it: 119 of 200 steps, of which 20 of warm-up.
     share = 0.01 + 0.99 * (1 + np.cos(np.pi * (119 - 20) / 180)) / 2
-    assert start.learning_rate == pytest.approx(1e-5 * share / 2, rel=1e-5)
+    assert start.optimizer.learning_rate == pytest.approx(1e-5 * share / 2, rel=1e-5)
 
 
 @pytest.mark.parametrize(("every", "step"), [(2, 6), (3, 6), (4, 4), (7, 7)])
@@ -64,10 +64,8 @@ def test_the_best_checkpoint_is_started_from_of_equals_the_newest(every, step):
 
 
 def test_the_second_cosine_starts_at_once():
-    curve = curve_of("up, then level")
-    start = restart(curve, course(200, every=200), SecondStage())
-    config = second_optimizer(ramp(), SecondStage(steps=100), start)
-    rate = learning_rate(config, steps=100)
+    start = restart(curve_of("up, then level"), course(200, every=200), SecondStage(steps=100))
+    rate = learning_rate(start.optimizer, steps=100)
     # From the maximum to a tenth of it.
     np.testing.assert_allclose(
         [float(rate(count)) for count in (0, 50, 100)], [1e-5, 0.55e-5, 0.1e-5], rtol=1e-5
@@ -119,7 +117,7 @@ def test_the_second_stage_starts_from_the_best_weights(tmp_path, monkeypatch, av
     assert start is not None
     assert (start.step, start.rose) == (2, False)
     # The rate is constant here, and half of it remains.
-    assert start.learning_rate == toy.SMOOTH.learning_rate / 2
+    assert start.optimizer.learning_rate == toy.SMOOTH.learning_rate / 2
     # The best of both stages, of equals the newest.
     assert trainer.use_best() == 5
     assert_same(trainer.params, weights[5])

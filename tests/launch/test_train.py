@@ -14,7 +14,7 @@ import pytest
 from launch import eval as evaluation
 from launch import train
 from launch.config import load_config
-from launch.policy import find_subject, policy_in
+from launch.policy import policy_in
 from tests.minirl.toy import without_times
 
 from .conftest import FINISHED, LEFT_OUT, json_lines, loaded, mistake, parsed, succeed, told_by
@@ -224,19 +224,19 @@ def test_policies_are_found_by_any_of_their_folders(place):
     for wrong in (run / "before", run / "checkpoints", place, *gone):
         assert advice in mistake(policy_in, wrong)
         # Nor by the settings of plain.yaml, whose data may not be there.
-        assert advice in mistake(find_subject, None, (), checkpoint=wrong, endpoint=None)
+        assert advice in mistake(evaluation.job_of, evaluation.EvalOptions(checkpoint=wrong), ())
 
 
 def test_settings_of_the_command_line_change_those_of_the_run(place, tmp_path):
-    run = {"checkpoint": place / "finished", "endpoint": None}
-    config: Any = find_subject(None, ("seed=7", "evaluation.top_p=0.5", "mesh={data: 1}"), **run)
+    run, drawn = evaluation.EvalOptions(checkpoint=place / "finished"), "evaluation.top_p=0.5"
+    config: Any = evaluation.job_of(run, ("seed=7", drawn, "mesh={data: 1}"))
     assert (config.seed, config.evaluation.top_p, config.mesh.data) == (7, 0.5, 1)
-    assert find_subject(None, (), **run).mesh == "auto"
+    assert evaluation.job_of(run, ()).mesh == "auto"
     # Devices and servers are those of this machine: nothing of the run's own is left.
     text = (place / "finished" / "config.yaml").read_text()
     (tmp_path / "config.yaml").write_text(text.replace("urls: []", "urls: [http://gpu:1]"))
     given = ("mesh.data=1", "rollout.sglang.launch=1")
-    here: Any = find_subject(None, given, checkpoint=tmp_path, endpoint=None)
+    here: Any = evaluation.job_of(evaluation.EvalOptions(checkpoint=tmp_path), given)
     assert (here.mesh.data, here.rollout.sglang.urls) == (1, ())
 
 

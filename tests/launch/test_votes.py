@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from launch.evaluation.answers import ERROR_SQL, GREEDY, Decode, Sampled, choose
+from launch.evaluation.answers import GREEDY, Decode, Sampled
 from launch.evaluation.judge import judge
 from launch.evaluation.questions import QuestionSet, own_set
 from launch.evaluation.results import QuestionVerdict
 from sqlenv.config import AnswerConfig, ExecutorConfig
-from sqlenv.evaluators.votes import ballot
+from sqlenv.evaluators.votes import ERROR_SQL, ballot, choose
 from sqlenv.executor import Executor
 from sqlenv.types import Example, Table
 from tests.vectors import read
