@@ -2,7 +2,6 @@
 
 import math
 from contextlib import closing
-from dataclasses import replace
 
 import jax
 import pytest
@@ -90,7 +89,7 @@ def test_a_checkpoint_is_read_on_another_mesh_and_on_none(tmp_path):
 
 
 def specs(mesh, **changes):
-    shapes = nnx.state(described(replace(toy.CONFIG, **changes)))
+    shapes = nnx.state(described(toy.CONFIG.model_copy(update=changes)))
     leaves = jax.tree.leaves_with_path(param_shardings(shapes, mesh))
     return {param_path(path): sharding.spec for path, sharding in leaves}
 
