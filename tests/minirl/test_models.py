@@ -20,7 +20,7 @@ from minirl.exchange import UserError
 from minirl.model import huggingface, linear_attention
 from minirl.model.config import parse_config, read_config
 from minirl.model.sharding import make_mesh
-from tests.plain_model import arrays, assert_close, assert_same, logits, plain_attention
+from tests.plain_model import arrays, assert_same, logits, plain_attention
 from tests.vectors import read
 
 REFERENCE = Path(__file__).parents[1] / "data" / "reference"
@@ -111,11 +111,9 @@ def test_saving_replaces_a_model_and_nothing_else(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["qwen2", "qwen35"])
-def test_fresh_weights_depend_on_the_seed_and_not_on_the_mesh(name):
+def test_fresh_weights_depend_on_the_seed(name):
     config = read_config(REFERENCE / name)
     model, other = huggingface.init(config, 0), huggingface.init(config, 1)
-    on_mesh = huggingface.init(config, 0, mesh=make_mesh({"fsdp": 4, "tensor": 2}))
-    assert_close(nnx.state(on_mesh), nnx.state(model))
     assert (arrays(nnx.state(model))["embed"] != arrays(nnx.state(other))["embed"]).any()
     if name == "qwen35":
         assert (model.layers.linear.a_log[...] < np.log(16)).all()
