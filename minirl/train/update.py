@@ -78,24 +78,6 @@ def token_logprobs(
     return logp_BC, entropy_BC
 
 
-def batch_loss(
-    params: nnx.State,
-    frozen: nnx.State,
-    batch: Batch,
-    reference_logp_BC: Array,
-    *,
-    graph: nnx.GraphDef,
-    function: Loss,
-    temperature: float,
-    mesh: Mesh | None = None,
-) -> tuple[Float[Array, ""], dict[str, Array]]:
-    """Return the loss of a micro-batch and its statistics; the gradient is that of `params`."""
-    model = nnx.merge(graph, constrain_params(params, mesh), frozen)
-    logp_BC, entropy_BC = token_logprobs(model, batch, temperature=temperature)
-    loss, stats = function(logp_BC, reference_logp_BC, batch, entropy_BC)
-    return loss, stats | {"loss": loss, _LOGPROBS: logp_BC}
-
-
 class _ByShape:
     """A function of a batch, compiled apart for each shape of it; those of latest use are kept."""
 
@@ -136,25 +118,30 @@ class Learner:
     ) -> None:
         graph, _, self._frozen = split(model)
         self._mesh = mesh = model.mesh
+        self._optimizer = optimizer
+
+        def logprobs_of(params: nnx.State, frozen: nnx.State, batch: Batch) -> tuple[Array, Array]:
+            model = nnx.merge(graph, constrain_params(params, mesh), frozen)
+            return token_logprobs(model, batch, temperature=temperature)
 
         def logp(params: nnx.State, frozen: nnx.State, batch: Batch) -> Array:
-            model = nnx.merge(graph, params, frozen)
-            return token_logprobs(model, batch, temperature=temperature)[0]
+            return logprobs_of(params, frozen, batch)[0]
 
-        batch_loss_of = partial(
-            batch_loss, graph=graph, function=loss, temperature=temperature, mesh=mesh
-        )
+        def batch_loss(
+            params: nnx.State, frozen: nnx.State, batch: Batch, reference_logp_BC: Array
+        ) -> tuple[Array, dict[str, Array]]:
+            logp_BC, entropy_BC = logprobs_of(params, frozen, batch)
+            value, stats = loss(logp_BC, reference_logp_BC, batch, entropy_BC)
+            return value, stats | {"loss": value, _LOGPROBS: logp_BC}
 
         def accumulate(
             total: nnx.State, params: nnx.State, frozen: nnx.State, batch: Batch, logp_BC: Array
         ) -> tuple[nnx.State, dict[str, Array]]:
-            gradient, stats = jax.grad(batch_loss_of, has_aux=True)(params, frozen, batch, logp_BC)
+            gradient, stats = jax.grad(batch_loss, has_aux=True)(params, frozen, batch, logp_BC)
             return jax.tree.map(jnp.add, total, gradient), stats
 
         def zeros(params: nnx.State) -> nnx.State:
             return constrain_params(jax.tree.map(jnp.zeros_like, params), mesh)
-
-        self._optimizer = optimizer
 
         def apply(
             params: Any, opt_state: Any, gradient: Any, rate: Array
