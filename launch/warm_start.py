@@ -226,9 +226,9 @@ def _answer(
     last = answer.reply or last
     feedback = env.step(episode, wrong[0])[1] if wrong else None
     if feedback is None:  # the corruption does not change the result
-        return Demonstration((question,), (), last, key=example.db_id)
+        return Demonstration((question,), (last,), key=example.db_id)
     # A key of its own: a group is as long as its longest member.
-    return Demonstration((question, feedback), (wrong[0],), last, key=(example.db_id, "repair"))
+    return Demonstration((question, feedback), (wrong[0], last), key=(example.db_id, "repair"))
 
 
 def _transcript(
@@ -247,8 +247,7 @@ def _transcript(
         replies.append(reply)
     return Demonstration(
         tuple(observations),
-        tuple(replies),
-        form.last(queries[-1]),
+        (*replies, form.last(queries[-1])),
         learnt=2,
         learn_responses=False,
         key=(example.db_id, len(replies)),

@@ -79,7 +79,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         steps=120, groups_per_step=12, checkpoint_every=120, optimizer=optimizer, batching=batching
     )
     demonstrations = [
-        Demonstration(((Message("user", question),),), (), answer) for question, answer in shown
+        Demonstration(((Message("user", question),),), (answer,)) for question, answer in shown
     ]
     lessons = Lessons.of(demonstrations, tokenizer, config, seed=0)
     nnx.update(model, supervise(model, lessons, config, folder=folder / "warm"))

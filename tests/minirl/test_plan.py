@@ -147,7 +147,7 @@ def test_a_run_reads_what_its_plan_compiled(tmp_path, compiled):
     measured = limits.model_copy(update={"max_prompt_tokens": 48})
     source, train = ModelSource(dtype="float32"), TrainConfig(lora=lora)
     base, adapted = (abstract_model(model.config, source, None, lora=one) for one in (None, lora))
-    taught = [Demonstration(((toy.Message("user", "ABCD"),),), (), text) for text in ("EF", "GH")]
+    taught = [Demonstration(((toy.Message("user", "ABCD"),),), (text,)) for text in ("EF", "GH")]
     lessons = Lessons.of(taught, toy.Tokenizer(), warm, seed=0)
     devices = Devices(jax.local_devices()[:1], 2.0**34)
     for phase in (
