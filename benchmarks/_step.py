@@ -203,7 +203,7 @@ def measure_sampling(
     """Sample a group of replies to every prompt, once more than `runs`; return those of the last
     run, and figures. Every run draws the same replies.
     """
-    timer, groups, work = LapTimer(model.config), [], None
+    timer, groups, work = LapTimer(model.config), [], dict[str, int]()
     compiled = decode.compilations()
     for _ in range(1 + runs):
         # Each of a new sampler: nothing is in a cache.
@@ -212,7 +212,7 @@ def measure_sampling(
         sampler.set_weights(trained(model), version=0)
         groups = reply(sampler, tokenizer, prompts, config, group_size=group_size)
         timer.lap(start)
-        work = sampler.work
+        work = dict(sampler.work)
     replies = [len(one.turns[0].reply.ids) for group in groups for one in group]
     known = [len(group[0].turns[0].observation_ids) for group in groups]
     layers, logits = matmul_parameters(model.config)
@@ -221,7 +221,7 @@ def measure_sampling(
         "prompt_tokens": sum(known),
         "reply_tokens": sum(replies),
         "longest_reply": max(replies),
-        "work": None if work is None else {name: getattr(work, name) for name in work.__slots__},
+        "work": work,
         "programs": decode.compilations() - compiled,
     }
     return groups, figures

@@ -6,7 +6,6 @@ import sqlite3
 import threading
 import time
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -232,7 +231,7 @@ def test_runs_agree_whatever_the_environments_take():
         assert sampler.is_repeatable == settings.get("repeatable", True)
         environment, limits = Turns(2, delay_s=delay_s), {"max_reply_tokens": 9}
         groups = play(sampler, environment, ["AB", "CDE"], group_size=4, limits=limits)
-        return groups, replace(sampler.work)
+        return groups, dict(sampler.work)
 
     in_order, work = once(0.0)
     assert once(0.02) == (in_order, work)

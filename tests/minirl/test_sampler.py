@@ -129,12 +129,12 @@ def test_a_free_slot_is_taken_at_once_and_a_group_computes_its_prompt_once():
     lengths = [24] + [8] * 9
     replies = toy.run(sampler, [Request(e, prompt(9), n, PLAIN) for e, n in enumerate(lengths)])
     assert [len(replies[e].ids) for e in range(10)] == lengths
-    assert sampler.work.steps == 24
+    assert sampler.work["steps"] == 24
     # Eight episodes of each prompt on four slots: the prompt stays for the second four. Its last
     # token is fed by the loop that draws.
-    before = sampler.work.filled
+    before = sampler.work["filled"]
     toy.run(sampler, [Request(e, prompt(10, seed=50 + e // 8), 3, PLAIN) for e in range(16)])
-    assert sampler.work.filled - before == 9 + 9
+    assert sampler.work["filled"] - before == 9 + 9
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
@@ -148,13 +148,13 @@ def test_what_prompts_share_is_computed_once(hybrid):
     sampler = toy.sampler(model, slots=6, group_size=2, max_prompt_tokens=80)
     replies = toy.run(sampler, requests)
     # Of each the last token is fed by the loop that draws, and 39 or 40 are there already.
-    assert sampler.work.filled == 39 + 45 + 29 + 41 - (0 if hybrid else 39 + 40)
+    assert sampler.work["filled"] == 39 + 45 + 29 + 41 - (0 if hybrid else 39 + 40)
     for request in requests:
         check(model, request, replies[request.episode])
     # Later requests are answered as they would be alone.
-    before = sampler.work.filled
+    before = sampler.work["filled"]
     toy.run(sampler, requests[1:2])
-    assert sampler.work.filled == before + 45
+    assert sampler.work["filled"] == before + 45
 
 
 class Counted(int):
@@ -265,10 +265,10 @@ def test_episodes_that_had_to_wait_say_the_same():
     found = later_turns(tight, requests)
     assert found == later_turns(roomy, requests)
     # Two episodes at a time in place of eight.
-    assert tight.work.steps >= 4 * roomy.work.steps
+    assert tight.work["steps"] >= 4 * roomy.work["steps"]
     # Of a prompt all but the last token, once a group; of a later turn as many tokens as are new:
     # the reply's last, and the observation without its own last.
-    assert tight.work.filled == roomy.work.filled == 4 * 19 + 8 * 2 * 4
+    assert tight.work["filled"] == roomy.work["filled"] == 4 * 19 + 8 * 2 * 4
     assert later_turns(toy.sampler(shallow(), seed=1, **sizes), requests) != found
 
 
@@ -281,7 +281,7 @@ def test_a_reply_that_has_ended_is_not_computed_beside_others():
 
     def replies(rows):
         sampler = toy.sampler(shallow(), slots=12, group_size=3, stop_ids=toy.NEVER, rows=rows)
-        return toy.run(sampler, requests, max_steps=4), sampler.work.decoded
+        return toy.run(sampler, requests, max_steps=4), sampler.work["decoded"]
 
     expected, decoded = replies(())
     found, fewer = replies((2, 4, 8))
