@@ -35,7 +35,7 @@ from minirl.run.memory import peak_bytes
 from minirl.sample import decode
 from minirl.sample.rollout import Rollout, flatten
 from minirl.sample.sampler import NativeSampler
-from minirl.train.advantages import estimate
+from minirl.train.advantages import group_normalised
 from minirl.train.batching import Groups, MicroBatches
 from minirl.train.losses import policy_loss
 from minirl.train.optimizer import make_optimizer
@@ -230,7 +230,7 @@ def measure_sampling(
 def rewarded(groups: Sequence[Sequence[Trajectory]]) -> list[list[TokenRow]]:
     """Return what the update learns from, with random rewards."""
     rewards_NG = np.random.default_rng(0).random((len(groups), len(groups[0])))
-    advantages_NG = estimate(rewards_NG, estimator="group_normalised")
+    advantages_NG = group_normalised(rewards_NG)
     return [
         [
             replace(flatten(one), advantage=float(advantage))

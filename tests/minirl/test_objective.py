@@ -18,7 +18,7 @@ from minirl.train import losses
 from minirl.train.advantages import (
     SpanCredit,
     character_ranges,
-    estimate,
+    group_normalised,
     groups_to_train,
     span_credit,
     token_advantages,
@@ -37,7 +37,7 @@ EXPO = CREDIT["expo"]
 
 @pytest.mark.parametrize("case", OBJECTIVE["advantages"], ids=lambda case: case["id"])
 def test_group_normalised(case):
-    advantages = estimate(np.array([case["rewards"]]), estimator="group_normalised")
+    advantages = group_normalised(np.array([case["rewards"]]))
     # The epsilon beside the standard deviation takes a millionth away.
     np.testing.assert_allclose(advantages, [case["advantages"]], rtol=2e-6, atol=1e-6)
 
