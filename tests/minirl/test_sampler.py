@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
@@ -545,6 +546,7 @@ def test_a_reference_copy_shares_no_memory_and_has_matrices_in_the_type_of_the_c
 # The kernel of one new token a row, run by Pallas' interpreter.
 
 
+@pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize(
     ("queries", "dtype", "tolerance"),
     [(1, jnp.bfloat16, 1e-2), (7, jnp.float32, 1e-5), (20, jnp.bfloat16, 1e-2)],
@@ -561,7 +563,7 @@ def test_it_attends_to_as_many_keys_as_it_is_told(queries, dtype, tolerance):
     is_there = jnp.arange(96)[None] < count[:, None]
     unread = v.at[jnp.arange(6)[:, None], jnp.where(is_there, 96, jnp.arange(96)[None])]
     keys = (array.reshape(6, 96, -1) for array in (k, unread.set(7e3, mode="drop")))
-    found = gpu_attention.attend_to_first(q, *keys, count, interpret=True)
+    found = gpu_attention.attend_to_first(q, *keys, count)
     scores = jnp.einsum("xkme,xlke->xkml", q, k, preferred_element_type=jnp.float32)
     scores = jnp.where(is_there[:, None, None], scores / 32**0.5, MASKED)
     expected = attend_to_keys(scores, v.swapaxes(1, 2))
@@ -571,6 +573,7 @@ def test_it_attends_to_as_many_keys_as_it_is_told(queries, dtype, tolerance):
     assert (found[1][0] < MASKED / 2).all()
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_a_sampler_with_it_draws_the_same(monkeypatch):
     requests = [
         Request(e, tuple(range(4, 4 + length)), tokens, PLAIN)
@@ -583,13 +586,8 @@ def test_a_sampler_with_it_draws_the_same(monkeypatch):
         return toy.run(sampler, requests)
 
     expected = replies(48)
-    kernel, called = gpu_attention.attend_to_first, []
-
-    def interpreted(*arrays):
-        called.append(True)
-        return kernel(*arrays, interpret=True)
-
     monkeypatch.setattr(attention, "has_kernel", lambda *_: True)
-    monkeypatch.setattr(gpu_attention, "attend_to_first", interpreted)
-    assert_same_replies(replies(96), expected)
-    assert called
+    own = gpu_attention.attend_to_first
+    with patch.object(gpu_attention, "attend_to_first", wraps=own) as kernel:
+        assert_same_replies(replies(96), expected)
+    kernel.assert_called()
