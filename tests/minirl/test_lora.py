@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from minirl.config import BatchingConfig, LoraConfig, OptimizerConfig
-from minirl.config.algorithms import Grpo
+from minirl.config.algorithms import AlgorithmConfig
 from minirl.exchange import UserError
 from minirl.model import huggingface
 from minirl.model.config import read_config
@@ -57,7 +57,7 @@ def test_adapters_of_matrices_that_the_model_lacks_are_refused():
 
 def learner_of(model):
     """Return a learner whose step is the gradient itself, and the weights."""
-    loss = partial(policy_loss, Grpo(kl_coef=0.1))
+    loss = partial(policy_loss, AlgorithmConfig(kl_coef=0.1))
     return Learner(model, loss, optax.sgd(1.0), temperature=0.8), trained(model)
 
 

@@ -9,7 +9,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 from minirl.config import LoraConfig
-from minirl.config.algorithms import Gspo
+from minirl.config.algorithms import AlgorithmConfig
 from minirl.exchange import UserError
 from minirl.model.lora import add_adapters, described, trained
 from minirl.model.sharding import make_mesh, param_path, param_shardings, row_parts
@@ -48,7 +48,7 @@ def update(shape, options, **sizes):
 @pytest.mark.parametrize(
     ("shape", "options", "sizes"),
     [
-        ({"data": 2, "fsdp": 2, "tensor": 2}, {"algorithm": Gspo()}, WIDE),
+        ({"data": 2, "fsdp": 2, "tensor": 2}, {"algorithm": AlgorithmConfig(kind="gspo")}, WIDE),
         ({"fsdp": 2, "tensor": 4}, {"lora": LoraConfig(rank=3, alpha=6)}, {}),
     ],
 )

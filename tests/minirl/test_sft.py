@@ -118,8 +118,9 @@ def test_an_epoch_covers_every_demonstration_in_an_order_of_its_own():
 
 def test_steps_go_through_epoch_after_epoch():
     config = SftConfig(groups_per_step=4, group_size=2)
-    rows = [TokenRow(*[np.array([number, 0])] * 3, 1.0, 1) for number in range(len(KINDS))]
-    lessons = Lessons(rows, KINDS, 0, seed=1)
+    none = np.zeros(2, np.float32)
+    ids = (np.array([number, 0]) for number in range(len(KINDS)))
+    lessons = Lessons([TokenRow(one, one > 0, none, 1.0, 1) for one in ids], KINDS, 0, seed=1)
     groups = chain(*(lessons.groups(step, config) for step in range(3)))
     epochs = [epoch_groups(KINDS, group_size=2, seed=1, epoch=epoch) for epoch in range(2)]
     assert [[row.ids[0] for row in group] for group in groups] == list(chain(*epochs))

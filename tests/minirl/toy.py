@@ -28,7 +28,7 @@ from tokenizers import pre_tokenizers as pre
 from tokenizers.trainers import BpeTrainer
 
 from minirl.config import BatchingConfig, LoraConfig, OptimizerConfig, SamplerConfig, TrainConfig
-from minirl.config.algorithms import Grpo
+from minirl.config.algorithms import AlgorithmConfig
 from minirl.exchange import Message, Score
 from minirl.model.config import HybridConfig, ModelConfig
 from minirl.model.decoder import Decoder
@@ -270,7 +270,7 @@ TRAIN = TrainConfig(
     steps=STEPS,
     prompts_per_step=4,
     group_size=8,
-    algorithm=Grpo(),
+    algorithm=AlgorithmConfig(),
     optimizer=SMOOTH,
     # Two groups a micro-batch, whatever they say: wide rows, and lists of few lengths, so that few
     # programs are compiled.
@@ -302,7 +302,7 @@ COURSES: dict[str, dict[str, Any]] = {
     "all": {
         "steps": 4,
         "mini_batches": 2,
-        "algorithm": Grpo(correctness_filter="mixed", max_rounds=3),
+        "algorithm": AlgorithmConfig(correctness_filter="mixed", max_rounds=3),
         "optimizer": SMOOTH.model_copy(update={"schedule": "cosine"}),
         "average": 0.5,
         "batching": TRAIN.batching.model_copy(update={"micro_batch_tokens": 1024}),
