@@ -40,7 +40,7 @@ from minirl.train.batching import Groups, MicroBatches
 from minirl.train.losses import policy_loss
 from minirl.train.optimizer import make_optimizer
 from minirl.train.update import Learner
-from minirl.types import Decoding, Tokenizer, TokenRow, Trajectory
+from minirl.types import Tokenizer, TokenRow, Trajectory
 from sqlenv.types import Observation
 
 _PRODUCT_ROWS, _PRODUCTS = 512, 20
@@ -184,7 +184,6 @@ def reply(
         OneTurn(),
         prompts,
         config=config,
-        decoding=Decoding(config.temperature, config.top_p),
         group_size=group_size,
         first_episode=0,
         max_turns=1,

@@ -146,7 +146,7 @@ class NativeSampler:
             # What is sampled now does not depend on what was sampled before.
             self._slots.forget()
         episode.start(request)
-        self._any_top_p |= request.decoding.top_p < 1
+        self._any_top_p |= request.top_p < 1
         if known is None:
             self._episodes[episode.number] = episode
             self._queue.append(episode)

@@ -26,7 +26,7 @@ from minirl.model.sharding import param_path
 from minirl.train.batching import MicroBatches
 from minirl.train.losses import policy_loss
 from minirl.train.update import Learner
-from minirl.types import Decoding, Request, TokenRow
+from minirl.types import Request, TokenRow
 from tests import plain_model
 from tests.plain_model import arrays, assert_same
 
@@ -86,7 +86,7 @@ def sampled_groups(sampler):
     """Sample 16 groups of 4 replies of 32 tokens as rows."""
     rng = np.random.default_rng(0)
     prompts = [tuple(rng.integers(4, 60, 8).tolist()) for _ in range(16)]
-    asked = [Request(n, prompts[n // 4], 32, Decoding(0.8)) for n in range(64)]
+    asked = [Request(n, prompts[n // 4], 32, 0.8) for n in range(64)]
     rows = []
     for number, reply in sorted(toy.run(sampler, asked).items()):
         ids = np.array([*prompts[number // 4], *reply.ids])

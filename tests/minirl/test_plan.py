@@ -23,7 +23,7 @@ from minirl.plan.fit import Devices, Learning, WarmStart, abstract_model, publis
 from minirl.train.batching import BatchShape
 from minirl.train.supervised import Demonstration, Lessons, supervise
 from minirl.train.update import abstract_batch
-from minirl.types import Decoding, Request
+from minirl.types import Request
 from tests.vectors import read
 
 from . import toy
@@ -159,7 +159,7 @@ def test_a_run_reads_what_its_plan_compiled(tmp_path, compiled):
     # So that nothing is found in memory.
     jax.clear_caches()
     sampler = toy.sampler(model, slots=2, max_prompt_tokens=48, max_response_tokens=20)
-    toy.run(sampler, [Request(e, tuple(range(4, 40 + e)), 4, Decoding()) for e in range(2)])
+    toy.run(sampler, [Request(e, tuple(range(4, 40 + e)), 4) for e in range(2)])
     add_adapters(model, lora, seed=0)
     supervise(model, lessons, warm, folder=tmp_path / "warm")
     new = {name.partition("-")[0] for name in compiled() - planned}

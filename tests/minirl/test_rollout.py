@@ -14,7 +14,7 @@ import pytest
 from minirl.config import SamplerConfig
 from minirl.exchange import Message
 from minirl.sample.rollout import Rollout, flatten
-from minirl.types import Decoding, Reply, Trajectory, Turn
+from minirl.types import Reply, Trajectory, Turn
 
 from . import toy
 
@@ -122,13 +122,13 @@ def test_a_thought_that_the_prompt_opened_says_nothing_if_cut_off(prompt, reply,
     ("first", "said", "glue"), [((7, 8, 1), (7, 8, 1), ()), ((7, 8, 7, 7), (7, 8, 7), (1,))]
 )
 def test_history_is_only_appended_to_and_glue_closes_a_reply_that_did_not_stop(first, said, glue):
-    sampler, greedy = Script([first, (9, 1)]), Decoding(temperature=0.0)
-    limits = {"max_reply_tokens": 3}
-    ((trajectory,),) = play(sampler, Turns(2), ["AB"], limits=limits, decoding=greedy)
+    sampler = Script([first, (9, 1)])
+    limits = {"max_reply_tokens": 3, "temperature": 0.0, "top_p": 0.9}
+    ((trajectory,),) = play(sampler, Turns(2), ["AB"], limits=limits)
     prompt, observed = (2, 4, 5, 3), (*glue, 2, 10, 18, 3)
     later = (*prompt, *said, *observed)
     assert [request.ids for request in sampler.requests] == [prompt, later]
-    assert {request.decoding for request in sampler.requests} == {greedy}
+    assert {(one.temperature, one.top_p) for one in sampler.requests} == {(0.0, 0.9)}
     assert [turn.observation_ids for turn in trajectory.turns] == [prompt, observed]
     flat = flatten(trajectory)
     assert flat.ids.tolist() == [*later, 9, 1]

@@ -30,11 +30,11 @@ from minirl.sample.weights import (
     local_model,
     local_params,
 )
-from minirl.types import Decoding, Request
+from minirl.types import Request
 
 from . import toy
 
-PLAIN, GREEDY = Decoding(), Decoding(temperature=0.0)
+PLAIN, GREEDY = 1.0, 0.0  # temperatures
 # Programs that draw are compiled layer by layer; most of what is tested here is as true of one.
 shallow = partial(toy.model, layers=1)
 
@@ -50,7 +50,7 @@ def expected_logprobs(model, ids, *, start, temperature=1.0):
 
 def check(model, request, reply):
     """Compare a reply's log-probabilities with those of a forward pass."""
-    ids, temperature = request.ids + reply.ids, request.decoding.temperature or 1.0
+    ids, temperature = request.ids + reply.ids, request.temperature or 1.0
     expected = expected_logprobs(model, ids, start=len(request.ids), temperature=temperature)
     np.testing.assert_allclose(reply.logprobs, expected, atol=1e-4)
 
@@ -67,8 +67,8 @@ def test_log_probabilities_equal_the_learners_and_greedy_takes_the_likeliest():
     # prompts than full groups of four need.
     prompts = [prompt(40), prompt(40), prompt(7, seed=1), prompt(1, seed=2), prompt(20, seed=3)]
     prompts.append(prompt(11))
-    ways = [PLAIN, PLAIN, Decoding(0.7), Decoding(top_p=0.6), Decoding(1.3), GREEDY]
-    requests = [Request(e, ids, 20, ways[e]) for e, ids in enumerate(prompts)]
+    ways = [(PLAIN,), (PLAIN,), (0.7,), (PLAIN, 0.6), (1.3,), (GREEDY,)]
+    requests = [Request(e, ids, 20, *ways[e]) for e, ids in enumerate(prompts)]
     replies = toy.run(toy.sampler(model, group_size=4), requests)
     for request in requests:
         check(model, request, replies[request.episode])
@@ -276,7 +276,7 @@ def test_episodes_that_had_to_wait_say_the_same():
 def test_a_reply_that_has_ended_is_not_computed_beside_others():
     # Three episodes a prompt; those that go on are of all prompts, and not the first ones.
     requests = [
-        Request(e, prompt(9 + e // 3, seed=e // 3), 3 + 4 * (e % 3), Decoding(float(e % 2)))
+        Request(e, prompt(9 + e // 3, seed=e // 3), 3 + 4 * (e % 3), float(e % 2))
         for e in range(12)
     ]
 
@@ -309,16 +309,16 @@ def test_few_programs_serve_many_lengths():
 
 # What is spoilt (one number of it), by what, and how tokens are drawn.
 @pytest.mark.parametrize(
-    ("name", "value", "decoding"),
+    ("name", "value", "how"),
     [
-        ("final_norm", np.inf, GREEDY),
-        ("embed", np.nan, PLAIN),
-        ("unembed", np.nan, GREEDY),
-        ("unembed", -np.inf, Decoding(top_p=0.5)),
-        ("q", np.inf, PLAIN),
+        ("final_norm", np.inf, [GREEDY]),
+        ("embed", np.nan, [PLAIN]),
+        ("unembed", np.nan, [GREEDY]),
+        ("unembed", -np.inf, [PLAIN, 0.5]),
+        ("q", np.inf, [PLAIN]),
     ],
 )
-def test_no_token_is_drawn_from_what_are_no_numbers(name, value, decoding):
+def test_no_token_is_drawn_from_what_are_no_numbers(name, value, how):
     sampler, model = toy.sampler(shallow()), toy.spread(shallow(), None)
     weight = getattr(model.layers if name == "q" else model, name)
     # Token 7, which the prompt has; of others the first number.
@@ -326,7 +326,7 @@ def test_no_token_is_drawn_from_what_are_no_numbers(name, value, decoding):
     weight[...] = weight[...].at[place].set(value)
     sampler.set_weights(trained(model), version=1)
     with pytest.raises(UserError, match="no numbers to draw from"):
-        toy.run(sampler, [Request(0, (7, 8, 9), 6, decoding)])
+        toy.run(sampler, [Request(0, (7, 8, 9), 6, *how)])
 
 
 # Drawing a token: shares, temperature, top-p, log-probabilities.
@@ -403,7 +403,7 @@ def plan(config, gb, *, mesh=None, room=1e9):
 def test_a_mesh_samples_the_same(shape, platform, hybrid, monkeypatch):
     rng = np.random.default_rng(0)
     prompts = [tuple(rng.integers(4, 60, 9 + 5 * n).tolist()) for n in range(5)]
-    requests = [Request(e, prompts[e // 4], 12, Decoding(float(e % 4 < 3))) for e in range(18)]
+    requests = [Request(e, prompts[e // 4], 12, float(e % 4 < 3)) for e in range(18)]
     requests = requests[:10] if hybrid else requests
     # The last episodes leave slots empty, not the same number in every part.
     sizes: Any = {"slots": 7, "group_size": 4, "rows": (2,) if hybrid else (1, 2)}

@@ -36,7 +36,7 @@ from minirl.sglang import process, transfer
 from minirl.sglang.sampler import Servers
 from minirl.sglang.server import Generated, PushedWeights
 from minirl.train.rollouts import gather_metrics, make_sampler
-from minirl.types import Decoding, Request
+from minirl.types import Request
 from tests.waiting import is_alive, wait_until
 
 from . import toy
@@ -44,7 +44,7 @@ from .fake_sglang import STOP, Fake
 from .test_rollout import Turns
 from .toy import adapted, spread
 
-REQUEST = Request(0, (5, 6, 7), 8, Decoding())
+REQUEST = Request(0, (5, 6, 7), 8)
 LORA = LoraConfig(rank=2)
 DEADLINES: dict[str, Any] = dict.fromkeys(("timeout_s", "wait_s"), 30.0)
 
@@ -185,7 +185,7 @@ def numbers_are(servers, /, **wanted):
 
 def test_a_request_says_everything_that_a_server_could_have_preset(fakes, serve):
     servers = serve(fakes[:1])
-    request = Request(0, (5,), 2, Decoding(0.7, 0.9))
+    request = Request(0, (5,), 2, 0.7, 0.9)
     for _ in range(3):
         (reply,) = ask(servers, request=request, stop_ids=(STOP, 3))
     assert reply.ids == (10, 11)

@@ -27,7 +27,7 @@ from minirl.run.preemption import Preempted
 from minirl.sample import decode
 from minirl.train.optimizer import learning_rate
 from minirl.train.rollouts import examples_of_step
-from minirl.types import Decoding, Request
+from minirl.types import Request
 from tests.plain_model import assert_close, assert_same
 
 from . import toy
@@ -417,7 +417,7 @@ LIVES = (
 def programs(trainer):
     """Sample a token, and count all programs of the update and of the sampler that there are."""
     trainer._sampler.set_weights(trainer.params, version=0)
-    trainer._sampler.submit(Request(0, (2, 3, 4, 5), 1, Decoding()))
+    trainer._sampler.submit(Request(0, (2, 3, 4, 5), 1))
     trainer._sampler.advance(max_steps=1)
     trainer._sampler.release(0)
     return trainer._learner.programs, decode.compilations()
