@@ -33,8 +33,6 @@ _KEPT_SHAPES = 16
 # Micro-batches computed at a time where the device is a CPU and the model has fewer parameters: its
 # operations are too small to keep more than one core busy.
 _CPU_MICRO_BATCHES, _SMALL_MODEL = 2, 50_000_000
-# Among the statistics of a micro-batch, the log-probabilities that its loss is of.
-_LOGPROBS = "logprobs"
 
 Loss = Callable[[Array, Array, Batch, Array], tuple[Array, dict[str, Array]]]
 """(log-probabilities BC, those of the reference, the batch, the entropy BC) -> (scalar to minimise,
@@ -129,16 +127,16 @@ class Learner:
 
         def batch_loss(
             params: nnx.State, frozen: nnx.State, batch: Batch, reference_logp_BC: Array
-        ) -> tuple[Array, dict[str, Array]]:
+        ) -> tuple[Array, Any]:
             logp_BC, entropy_BC = logprobs_of(params, frozen, batch)
             value, stats = loss(logp_BC, reference_logp_BC, batch, entropy_BC)
-            return value, stats | {"loss": value, _LOGPROBS: logp_BC}
+            return value, (stats | {"loss": value}, logp_BC)
 
         def accumulate(
             total: nnx.State, params: nnx.State, frozen: nnx.State, batch: Batch, logp_BC: Array
-        ) -> tuple[nnx.State, dict[str, Array]]:
-            gradient, stats = jax.grad(batch_loss, has_aux=True)(params, frozen, batch, logp_BC)
-            return jax.tree.map(jnp.add, total, gradient), stats
+        ) -> tuple[nnx.State, Any]:
+            gradient, known = jax.grad(batch_loss, has_aux=True)(params, frozen, batch, logp_BC)
+            return jax.tree.map(jnp.add, total, gradient), known
 
         def zeros(params: nnx.State) -> nnx.State:
             return constrain_params(jax.tree.map(jnp.zeros_like, params), mesh)
@@ -212,7 +210,7 @@ class Learner:
             while chunk := list(islice(waiting, lanes)):
                 # Keep one micro-batch queued; otherwise all are dispatched and a signal waits for
                 # the whole update.
-                jax.block_until_ready([part["loss"] for part in numbers[:-lanes][-1:]])
+                jax.block_until_ready([stats["loss"] for stats, _ in numbers[:-lanes][-1:]])
                 check()
                 totals += [self._zeros(state.params) for _ in range(len(chunk) - len(totals))]
                 # Without a reference another array of its shape: one program serves both.
@@ -226,9 +224,9 @@ class Learner:
                 ]
                 results = [one.result() for one in running]
                 totals[: len(chunk)] = [total for total, _ in results]
-                numbers += [stats for _, stats in results]
-        gradient, logp = reduce(self._add, totals), [part.pop(_LOGPROBS) for part in numbers]
-        parts = jax.device_get(numbers)
+                numbers += [found for _, found in results]
+        (parts, logp), gradient = zip(*numbers, strict=True), reduce(self._add, totals)
+        parts = jax.device_get(parts)
         stats = {name: float(sum(part[name] for part in parts)) for name in parts[0]}
         weights = state.params, state.opt_state
         params, opt_state, added = self._apply(*weights, gradient, np.float32(rate))
