@@ -35,12 +35,12 @@ from minirl.run.memory import peak_bytes
 from minirl.sample import decode
 from minirl.sample.rollout import Rollout, flatten
 from minirl.sample.sampler import NativeSampler
-from minirl.train.advantages import estimate
+from minirl.train.advantages import group_normalised
 from minirl.train.batching import Groups, MicroBatches
 from minirl.train.losses import policy_loss
 from minirl.train.optimizer import make_optimizer
 from minirl.train.update import Learner
-from minirl.types import Decoding, Tokenizer, TokenRow, Trajectory
+from minirl.types import Tokenizer, TokenRow, Trajectory
 from sqlenv.types import Observation
 
 _PRODUCT_ROWS, _PRODUCTS = 512, 20
@@ -184,7 +184,6 @@ def reply(
         OneTurn(),
         prompts,
         config=config,
-        decoding=Decoding(config.temperature, config.top_p),
         group_size=group_size,
         first_episode=0,
         max_turns=1,
@@ -203,7 +202,7 @@ def measure_sampling(
     """Sample a group of replies to every prompt, once more than `runs`; return those of the last
     run, and figures. Every run draws the same replies.
     """
-    timer, groups, work = LapTimer(model.config), [], None
+    timer, groups, work = LapTimer(model.config), [], dict[str, int]()
     compiled = decode.compilations()
     for _ in range(1 + runs):
         # Each of a new sampler: nothing is in a cache.
@@ -212,7 +211,7 @@ def measure_sampling(
         sampler.set_weights(trained(model), version=0)
         groups = reply(sampler, tokenizer, prompts, config, group_size=group_size)
         timer.lap(start)
-        work = sampler.work
+        work = dict(sampler.work)
     replies = [len(one.turns[0].reply.ids) for group in groups for one in group]
     known = [len(group[0].turns[0].observation_ids) for group in groups]
     layers, logits = matmul_parameters(model.config)
@@ -221,7 +220,7 @@ def measure_sampling(
         "prompt_tokens": sum(known),
         "reply_tokens": sum(replies),
         "longest_reply": max(replies),
-        "work": None if work is None else {name: getattr(work, name) for name in work.__slots__},
+        "work": work,
         "programs": decode.compilations() - compiled,
     }
     return groups, figures
@@ -230,7 +229,7 @@ def measure_sampling(
 def rewarded(groups: Sequence[Sequence[Trajectory]]) -> list[list[TokenRow]]:
     """Return what the update learns from, with random rewards."""
     rewards_NG = np.random.default_rng(0).random((len(groups), len(groups[0])))
-    advantages_NG = estimate(rewards_NG, estimator="group_normalised")
+    advantages_NG = group_normalised(rewards_NG)
     return [
         [
             replace(flatten(one), advantage=float(advantage))

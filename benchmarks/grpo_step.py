@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,18 +37,14 @@ from minirl.plan.fit import published_shape
 from minirl.types import Tokenizer
 
 TINY = ModelConfig(
+    model_type="qwen2",
     vocab_size=4096,
     hidden_size=256,
     intermediate_size=1024,
     num_hidden_layers=6,
     num_attention_heads=8,
     num_key_value_heads=4,
-    head_dim=32,
-    rope_theta=10_000.0,
-    rms_norm_eps=1e-6,
     tie_word_embeddings=True,
-    attention_bias=True,
-    qk_norm=False,
 )
 
 
@@ -58,7 +53,7 @@ def shape_of(name: str) -> ModelConfig:
     if name != "qwen3.5-0.5b":
         return published_shape(name)
     sizes = {"vocab_size": 151_936, "hidden_size": 896, "intermediate_size": 2560}
-    return replace(published_shape("qwen3.5-0.8b"), **sizes)
+    return published_shape("qwen3.5-0.8b").model_copy(update=sizes)
 
 
 def load(options: argparse.Namespace) -> tuple[Decoder, Tokenizer, Sequence[Any]]:

@@ -21,6 +21,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from launch.config import JobConfig
+from minirl.config.algorithms import PRESETS, AlgorithmConfig
 from sqlenv.data.layouts import DATASETS, SETS
 
 DOCS = Path(__file__).parent
@@ -55,9 +56,16 @@ def settings() -> str:
         parts.append(f"{'###' if '.' in paths[0] else '##'} {names}")
         if len(models) == 1:
             parts += [_doc(models[0]), _list(_rows(models[0]))]
+            parts += _algorithms() if models[0] is AlgorithmConfig else []
         else:
             parts += _kinds(models)
     return "\n\n".join(parts)
+
+
+def _algorithms() -> Iterator[str]:
+    for kind, (source, settings) in PRESETS.items():
+        told = ", ".join(f"`{name}: {_value(value)}`" for name, value in settings.items())
+        yield f"`kind: {kind}`. {source}" + (f" Here {told}." if told else "")
 
 
 def datasets() -> str:

@@ -15,7 +15,7 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from minirl.config.algorithms import Grpo
+from minirl.config.algorithms import AlgorithmConfig
 from minirl.exchange import UserError
 from minirl.run.files import describe
 from rewards.config import ProgressiveConfig
@@ -24,7 +24,7 @@ from sqlenv.config import DiagnosedConfig
 _KINDS = {
     ("env",): DiagnosedConfig().kind,
     ("reward",): ProgressiveConfig().kind,
-    ("train", "algorithm"): Grpo().kind,
+    ("train", "algorithm"): AlgorithmConfig().kind,
 }
 """Sections whose keys depend on their `kind`, and the default one of each."""
 _PACKAGED = Path(__file__).parent / "configs"
@@ -210,7 +210,8 @@ def _keys(kind: Any, path: str, given: Any = None) -> Iterator[str]:
         yield from _keys(member, path, given)
     values = given if isinstance(given, dict) else {}
     fields = getattr(kind, "model_fields", {})
-    if "kind" in fields and values.get("kind", fields["kind"].default) != fields["kind"].default:
+    own = get_args(fields["kind"].annotation) if "kind" in fields else ()
+    if own and values.get("kind", own[0]) not in own:
         return
     for name, field in fields.items():
         yield f"{path}{name}"

@@ -106,7 +106,7 @@ def _servers(
 
     itemsize = {"bfloat16": 2, "float32": 4}[config.model.dtype]
     gpus = len(sglang.devices[0].split(",")) if sglang.devices else 1
-    own = token_bytes(shape, itemsize=itemsize, mesh=None)
+    own = token_bytes(shape, itemsize=itemsize)
     found = {}
     for place, taken in {"apart": 0.0, "shared": learner}.items():
         xla = math.ceil(100 * taken / memory_bytes) / 100

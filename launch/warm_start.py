@@ -220,9 +220,10 @@ def _demonstration(
         if response is not None:  # else the corruption does not change the result
             observations.append(response)
             replies.append(reply)
+    final = queries[-1]
+    last = answer.reply or form.answer(final) if agent is None else form.last(final)
     return Demonstration(
-        tuple(observations), tuple(replies),
-        answer.reply or form.answer(queries[-1]) if agent is None else form.last(queries[-1]),
+        tuple(observations), (*replies, last),
         learnt=1 if agent is None else 2, learn_responses=agent is None,
         # A group is as long as its longest member.
         key=(example.db_id, len(replies)),

@@ -136,24 +136,18 @@ class TokenRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Decoding:
-    """How tokens are drawn: `sampler.temperature` and `sampler.top_p`."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
 class Request:
     """A request for one reply, of at least one token, in an episode of this number.
 
-    The ids are all of the episode so far; a later request extends an earlier one.
+    The ids are all of the episode so far; a later request extends an earlier one. Tokens are drawn
+    as `sampler.temperature` and `sampler.top_p` say.
     """
 
     episode: int
     ids: tuple[int, ...]
     max_tokens: int
-    decoding: Decoding
+    temperature: float = 1.0
+    top_p: float = 1.0
 
 
 class Sampler(Protocol):

@@ -37,9 +37,9 @@ def score(
         UserError: A setting is wrong, or there is no database or gold query.
     """
     # Who imports the package for a module of it needs none of this.
-    from minirl.exchange import reply_text
     from rewards.adapters.scoring import example_of, plain, read_settings, scorer_of
     from rewards.expo.reward import MATCH
+    from sqlenv.sql.answers import reply_text
 
     family = {"kind": reward} if isinstance(reward, str) else reward
     match = MATCH if family.get("kind") == "expo" else "set"

@@ -23,6 +23,7 @@ import yaml
 
 from docs.generate import fill
 from launch.config import JobConfig, load_config
+from minirl.config.algorithms import PRESETS, AlgorithmConfig
 from rewards.columns import binary_accuracy, csmr, fractional_accuracy
 from sqlenv.config import ExecutorConfig
 from sqlenv.evaluators.comparators import COMPARATORS, Case, compare_cases
@@ -116,13 +117,16 @@ def test_a_name_stands_for_one_decision():
 
 
 def defaults(kind: Any, path: list[str]) -> list[Any]:
-    """Return the defaults of a key, one for each member of a union that has it."""
+    """Return the defaults of a key: of each member of a union that has it, and each algorithm."""
     if members := get_args(kind):
         return [value for member in members for value in defaults(member, path)]
     field = getattr(kind, "model_fields", {}).get(path[0])
     if field is None:
         return []
-    return defaults(field.annotation, path[1:]) if path[1:] else [field.get_default()]
+    if path[1:]:
+        return defaults(field.annotation, path[1:])
+    others = PRESETS.values() if kind is AlgorithmConfig else ()
+    return [field.get_default(), *(own[path[0]] for _, own in others if path[0] in own)]
 
 
 def test_settings_named_with_a_value_have_it_as_default():

@@ -34,12 +34,12 @@ from launch.evaluation.answers import (
     look,
 )
 from launch.files import bytes_digest
-from minirl.exchange import UserError, broken, reply_text
+from minirl.exchange import UserError, broken
 from minirl.types import Progress
 from rewards import verbal
 from rewards.verbal import ReplyRequest
 from sqlenv.dialects import run_many
-from sqlenv.sql.answers import answer_of
+from sqlenv.sql.answers import answer_of, reply_text
 from sqlenv.types import Example, Observation, Result
 
 KEY = "OPENAI_API_KEY"

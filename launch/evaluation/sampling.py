@@ -36,7 +36,7 @@ from minirl.run import distributed
 from minirl.sample.rollout import Rollout
 from minirl.sglang.metrics import EVENTS
 from minirl.train.rollouts import gather_metrics, make_sampler
-from minirl.types import Decoding, Environment, Progress, Trajectory
+from minirl.types import Environment, Progress, Trajectory
 from sqlenv.envs.single_turn import FirstPrompt
 from sqlenv.sql.answers import answer_of
 from sqlenv.types import Answer, Attempt, Episode, Example, Observation, SqlError, Wrapping
@@ -201,10 +201,11 @@ class Evaluator:
                 self._tokenizer,
                 self._environment,
                 [examples[place] for place in share],
-                config=self._limits,
+                config=self._limits.model_copy(
+                    update={"temperature": how.temperature, "top_p": how.top_p}
+                ),
                 group_size=how.samples,
                 first_episode=FIRST_EPISODE + (first + share.start) * how.samples,
-                decoding=Decoding(how.temperature, how.top_p),
                 max_turns=self._max_turns,
                 failed=_fail,
                 finish=partial(Answered.of, record=record),

@@ -12,7 +12,7 @@ from typing import Literal, Self, get_args
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from minirl.config.algorithms import Algorithm, Grpo
+from minirl.config.algorithms import AlgorithmConfig
 from minirl.exchange import UserError
 from minirl.exchange.settings import Place, Settings, contradiction
 
@@ -169,7 +169,7 @@ class TrainConfig(_Phase):
     """Trajectories of a prompt (G)."""
     mini_batches: PositiveInt = 1
     """Updates of a step, each on a part of its groups."""
-    algorithm: Algorithm = Grpo()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
     average: float | None = Field(default=None, gt=0, lt=1)
     """Decay per step of an exponential average of the trained weights, which is measured and
     exported in their place; None for none. 0.9 averages about the last ten steps."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -18,9 +19,66 @@ KlPlace = Literal["loss", "credit"]
 Correction = Literal["none", "truncated", "masked"]
 
 
-class AlgorithmConfig(Settings):
-    """The one objective; presets differ in their defaults only."""
+Kind = Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "reinforce_pp", "expo"]
 
+
+PRESETS: Mapping[Kind, tuple[str, Mapping[str, Any]]] = {
+    "grpo": ("GRPO (arXiv:2402.03300) as Progress-SQL uses it (appendix E.6).", {}),
+    "dr_grpo": (
+        "Dr.GRPO (arXiv:2503.20783, section 3.2).",
+        {"estimator": "group_centred", "aggregation": "constant"},
+    ),
+    "dapo": (
+        "DAPO (arXiv:2503.14476, Eqs. 8, 10 and 11), filtered by execution match.",
+        {
+            "clip_high": 0.28,
+            "aggregation": "token_mean",
+            "correctness_filter": "mixed",
+            "max_rounds": 10,
+        },
+    ),
+    # GSPO's own bounds are far closer, clip_low=3e-4 and clip_high=4e-4 (section 5.1); with more
+    # than one update a step it needs them (docs/training.md).
+    "gspo": (
+        "GSPO (arXiv:2507.18071), with GRPO's clip bounds as Progress-SQL prints them.",
+        {"ratio_level": "sequence", "correction_level": "sequence"},
+    ),
+    "cispo": (
+        "CISPO (MiniMax-M1, arXiv:2506.13585); its bound of 1 + 4 is ScaleRL's (arXiv:2510.13786).",
+        {"surrogate": "cispo", "clip_high": 4.0, "aggregation": "token_mean"},
+    ),
+    # A_t = R - kl_coef * sum over i >= t of k1_i, then less the batch's mean and over its std.
+    "reinforce_pp": (
+        "REINFORCE++ (arXiv:2501.03262).",
+        {
+            "estimator": "direct",
+            "token_credit": "return_to_go",
+            "whiten": True,
+            "aggregation": "token_mean",
+            "kl_estimator": "k1",
+            "kl_in": "credit",
+        },
+    ),
+    "expo": (
+        "EXPO-SQL (Eq. 4): each token's own credit less a KL, summed.",
+        {
+            "estimator": "direct",
+            "aggregation": "constant",
+            "aggregation_divisor": 1,
+            "kl_coef": 0.01,
+            "kl_estimator": "k1",
+            "kl_in": "credit",
+        },
+    ),
+}
+"""The algorithms: where each is from, and what it sets in the one objective."""
+
+
+class AlgorithmConfig(Settings):
+    """The one objective; algorithms differ in their defaults only."""
+
+    kind: Kind = "grpo"
+    """The algorithm."""
     estimator: Estimator = "group_normalised"
     """Advantage relative to the group; `direct`: the credit of each token's span, or the total
     reward."""
@@ -65,6 +123,14 @@ class AlgorithmConfig(Settings):
     max_rounds: PositiveInt = 1
     """Dynamic sampling: maximum number of rollouts until enough groups pass the filters."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, given: Any) -> Any:
+        """Take the algorithm's values where none are given."""
+        if isinstance(given, dict) and (kind := given.get("kind", "grpo")) in [*PRESETS]:
+            return {**PRESETS[kind][1], **given}
+        return given
+
     @model_validator(mode="after")
     def _check(self) -> AlgorithmConfig:
         has_kl = self.kl_coef > 0
@@ -84,81 +150,3 @@ class AlgorithmConfig(Settings):
         if self.aggregation_divisor is not None and self.aggregation != "constant":
             raise contradiction("aggregation_divisor", "set it to null: aggregation is no constant")
         return self
-
-
-class Grpo(AlgorithmConfig):
-    """GRPO (arXiv:2402.03300) as Progress-SQL uses it (appendix E.6)."""
-
-    kind: Literal["grpo"] = "grpo"
-
-
-class DrGrpo(AlgorithmConfig):
-    """Dr.GRPO (arXiv:2503.20783, section 3.2)."""
-
-    kind: Literal["dr_grpo"] = "dr_grpo"
-    estimator: Estimator = "group_centred"
-    aggregation: Aggregation = "constant"
-
-
-class Dapo(AlgorithmConfig):
-    """DAPO (arXiv:2503.14476, Eqs. 8, 10 and 11), filtered by execution match."""
-
-    kind: Literal["dapo"] = "dapo"
-    clip_high: float = Field(default=0.28, ge=0)
-    aggregation: Aggregation = "token_mean"
-    correctness_filter: Literal["none", "mixed"] = "mixed"
-    max_rounds: PositiveInt = 10
-
-
-class Gspo(AlgorithmConfig):
-    """GSPO (arXiv:2507.18071), with GRPO's clip bounds as Progress-SQL prints them.
-
-    GSPO's own bounds are far closer, clip_low=3e-4 and clip_high=4e-4 (section 5.1); with more
-    than one update a step it needs them (docs/training.md).
-    """
-
-    kind: Literal["gspo"] = "gspo"
-    ratio_level: RatioLevel = "sequence"
-    correction_level: RatioLevel = "sequence"
-
-
-class Cispo(AlgorithmConfig):
-    """CISPO (MiniMax-M1, arXiv:2506.13585); its bound of 1 + 4 is ScaleRL's (arXiv:2510.13786)."""
-
-    kind: Literal["cispo"] = "cispo"
-    surrogate: Surrogate = "cispo"
-    clip_high: float = Field(default=4.0, ge=0)
-    aggregation: Aggregation = "token_mean"
-
-
-class ReinforcePlusPlus(AlgorithmConfig):
-    """REINFORCE++ (arXiv:2501.03262).
-
-    A_t = R - kl_coef * sum over i >= t of k1_i, then less the batch's mean and over its std.
-    """
-
-    kind: Literal["reinforce_pp"] = "reinforce_pp"
-    estimator: Estimator = "direct"
-    token_credit: TokenCredit = "return_to_go"
-    whiten: bool = True
-    aggregation: Aggregation = "token_mean"
-    kl_estimator: KlEstimator = "k1"
-    kl_in: KlPlace = "credit"
-
-
-class Expo(AlgorithmConfig):
-    """EXPO-SQL (Eq. 4): each token's own credit less a KL, summed."""
-
-    kind: Literal["expo"] = "expo"
-    estimator: Estimator = "direct"
-    aggregation: Aggregation = "constant"
-    aggregation_divisor: PositiveInt | None = 1
-    kl_coef: float = Field(default=0.01, ge=0)
-    kl_estimator: KlEstimator = "k1"
-    kl_in: KlPlace = "credit"
-
-
-Algorithm = Annotated[
-    Grpo | DrGrpo | Dapo | Gspo | Cispo | ReinforcePlusPlus | Expo,
-    Field(discriminator="kind"),
-]

@@ -8,7 +8,6 @@ import re
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 
 class UserError(Exception):
@@ -45,32 +44,6 @@ def broken(text: str, marks: re.Pattern[str] = ROLES) -> str:
     which a reader sees nothing.
     """
     return marks.sub("\\g<0>\u200b", text)
-
-
-def reply_text(content: Any, reasoning: Any = None) -> str:
-    """Return what a model wrote from the content of a chat message: a text, or a list of parts, of
-    which some may be thoughts; and from its reasoning, where that stands apart.
-
-    While nothing follows a thought, it has not ended.
-    """
-    parts = content if isinstance(content, list | tuple) else [content]
-    every = [one for one in parts if isinstance(one, Mapping)]
-    told = [[next(filter(None, map(one.get, keys)), None) for keys in _KEYS] for one in every]
-    thoughts = [_plain(one) for one in (reasoning, *(thought for thought, _ in told))]
-    text = "".join(one for one in parts if isinstance(one, str))
-    text += "".join(_plain(one) for _, one in told)
-    thought = "\n".join(one for one in thoughts if one.strip())
-    if not thought:
-        return text
-    return f"<think>\n{thought}" + f"\n</think>\n\n{text}" * bool(text.strip())
-
-
-_KEYS = ("thinking", "reasoning"), ("text", "content")
-"""Under which a part has a thought, and a text."""
-
-
-def _plain(value: Any) -> str:
-    return value if isinstance(value, str) else reply_text(value) if value else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -213,13 +213,13 @@ def _kernel_of(platform: str) -> Kernel:
     platforms do without.
     """
     if platform == "tpu":
-        from minirl.model.splash import splash
+        from minirl.model.splash import SPLASH
 
-        return splash()
+        return SPLASH
     if platform == "gpu":
-        from minirl.model.cudnn import cudnn
+        from minirl.model.cudnn import CUDNN
 
-        return cudnn()
+        return CUDNN
     # Smaller blocks than 4 MB keep a CPU busy with small products.
     return blockwise(2**22 if platform == "cpu" else 2**29)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -25,11 +23,12 @@ _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Rope(BaseModel, frozen=True):
-    """How the rotary embedding is stretched to a longer context, under Hugging Face's names.
+    """The rotary embedding, and how it is stretched to a longer context.
 
     `linear` divides every frequency by `factor`. `llama3` divides low ones, which turn fewer than
     `low_freq_factor` times within the original context; those that turn less than
-    `high_freq_factor` times in part; others not at all.
+    `high_freq_factor` times in part; others not at all. Newer files have here what older ones have
+    beside it: `rope_theta` and `partial_rotary_factor`.
     """
 
     rope_type: Literal["default", "linear", "llama3"] = Field(
@@ -39,61 +38,99 @@ class Rope(BaseModel, frozen=True):
     low_freq_factor: _Positive = 1.0
     high_freq_factor: _Positive = 4.0
     original_max_position_embeddings: _Size = 8192
+    rope_theta: _Positive | None = None
+    partial_rotary_factor: float | None = Field(default=None, gt=0, le=1)
 
 
-_NOT_STRETCHED = Rope()
 # Keys that stand beside `text_config` or inside of it.
 _OF_BOTH = (
     *("quantization_config", "tie_word_embeddings", "dtype", "torch_dtype"),
     *("bos_token_id", "eos_token_id", "pad_token_id"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Hybrid:
-    """The shape of what Qwen3.5 has and Qwen3 has not, under Hugging Face's names.
-
-    Every fourth layer is full attention, with a gate on its output and a rotary embedding of a part
-    of each head; the others are linear attention (`minirl.model.linear_attention`). All norms but
-    that inside of linear attention multiply by 1 + weight.
-    """
-
-    linear_num_key_heads: int
-    linear_num_value_heads: int
-    linear_key_head_dim: int
-    linear_value_head_dim: int
-    linear_conv_kernel_dim: int
-    partial_rotary_factor: float
-
-
+# Keys of which null is as good as nothing.
+_OPEN = (
+    *("num_key_value_heads", "head_dim", "tie_word_embeddings", "attention_bias", "mlp_bias"),
+    *("use_sliding_window", "full_attention_interval", "attn_output_gate", "output_gate_type"),
+)
 LAYER_TYPES = [*["linear_attention"] * 3, "full_attention"]
-"""Layers of a `Hybrid` from one with full attention to the next."""
+"""Layers of a hybrid from one with full attention to the next."""
 PERIOD = len(LAYER_TYPES)
 
 
-@dataclass(frozen=True, slots=True)
-class ModelConfig:
-    """The shape of a decoder, under Hugging Face's names where they exist."""
+class ModelConfig(BaseModel, frozen=True):
+    """The keys of a `config.json` that decide what a decoder computes, and the values that this one
+    supports.
+    """
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    rope_theta: float
-    rms_norm_eps: float
-    tie_word_embeddings: bool
-    attention_bias: bool
-    qk_norm: bool
-    rope: Rope = _NOT_STRETCHED
-    hybrid: Hybrid | None = None
+    model_type: Literal["qwen2", "qwen3", "qwen3_5_text", "llama", "mistral"]
+    hidden_act: Literal["silu"] = "silu"
+    use_sliding_window: Literal[False] = False
+    # Of Mistral alone; what transformers takes where the file does not say.
+    sliding_window: _Size | None = 4096
+    max_position_embeddings: _Size = 2**31 - 1
+    mlp_bias: Literal[False] = False
+    vocab_size: _Size
+    hidden_size: _Size
+    intermediate_size: _Size
+    num_hidden_layers: _Size
+    num_attention_heads: _Size
+    num_key_value_heads: _Size = Field(
+        default_factory=lambda known: known.get("num_attention_heads", 1)
+    )
+    head_dim: _Size = Field(
+        default_factory=lambda known: (
+            known.get("hidden_size", 1) // known.get("num_attention_heads", 1)
+        )
+    )
+    rope_theta: _Positive = 10_000.0
+    rope_parameters: Rope | None = None
+    rope_scaling: Rope | None = None
+    rms_norm_eps: _Positive = 1e-6
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        heads, width, size = self.num_attention_heads, self.hidden_size, self.head_dim
+        if heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_key_value_heads = {self.num_key_value_heads} does not divide {heads} heads"
+            )
+        if self.hybrid is None and "head_dim" not in self.model_fields_set and width % heads:
+            raise ValueError(f"num_attention_heads = {heads} does not divide hidden_size = {width}")
+        if size % 2:
+            raise ValueError(f"head_dim = {size} is odd; the rotary embedding turns pairs")
+        window, longest = self.sliding_window, self.max_position_embeddings
+        if self.model_type == "mistral" and window is not None and window < longest:
+            raise ValueError(f"sliding_window = {window} is shorter than {longest} positions")
+        if self.model_type not in ("qwen2", "qwen3") and self.attention_bias:
+            raise ValueError("attention_bias = true, and this decoder has none on the output")
+        return self
+
+    @property
+    def qkv_bias(self) -> bool:
+        """Return whether queries, keys and values have biases."""
+        return self.model_type == "qwen2" or self.attention_bias
+
+    @property
+    def qk_norm(self) -> bool:
+        """Return whether queries and keys have norms."""
+        return self.model_type in ("qwen3", "qwen3_5_text")
+
+    @property
+    def rope(self) -> Rope:
+        """Return how the rotary embedding is stretched: newer files and older ones name it."""
+        return self.rope_parameters or self.rope_scaling or Rope()
 
     @property
     def rotary_size(self) -> int:
         """Return how many numbers of a head the rotary embedding turns."""
-        return int(self.head_dim * (self.hybrid.partial_rotary_factor if self.hybrid else 1.0))
+        return self.head_dim
+
+    @property
+    def hybrid(self) -> HybridConfig | None:
+        """Return the shape of what Qwen3.5 has and others have not."""
+        return None
 
     @property
     def full_layers(self) -> int:
@@ -105,108 +142,57 @@ class ModelConfig:
         return self.hybrid is None or layer % PERIOD == PERIOD - 1
 
 
-class _Rope(Rope, frozen=True):
-    """Rotary embedding, as newer files have it."""
+class HybridConfig(ModelConfig, frozen=True):
+    """The keys of Qwen3.5, of its decoder alone; what transformers takes where a file is silent.
 
-    rope_theta: _Positive | None = None
-    partial_rotary_factor: float | None = Field(default=None, gt=0, le=1)
+    Every fourth layer is full attention, with a gate on its output and a rotary embedding of a part
+    of each head; the others are linear attention (`minirl.model.linear_attention`). All norms but
+    that inside of linear attention multiply by 1 + weight.
+    """
 
-
-class _File(BaseModel):
-    """The keys of a `config.json` that decide what is computed, and their supported values."""
-
-    model_type: Literal["qwen2", "qwen3", "qwen3_5_text", "llama", "mistral"]
-    hidden_act: Literal["silu"] = "silu"
-    use_sliding_window: Literal[False] | None = None
-    # Of Mistral alone; what transformers takes where the file does not say.
-    sliding_window: _Size | None = 4096
-    max_position_embeddings: _Size = 2**31 - 1
-    mlp_bias: Literal[False] | None = None
-    vocab_size: _Size
-    hidden_size: _Size
-    intermediate_size: _Size
-    num_hidden_layers: _Size
-    num_attention_heads: _Size
-    num_key_value_heads: _Size | None = None
-    head_dim: _Size | None = None
-    rope_theta: _Positive = 10_000.0
-    rope_parameters: _Rope | None = None
-    rope_scaling: _Rope | None = None
-    rope: Rope = _NOT_STRETCHED
-    rms_norm_eps: _Positive = 1e-6
-    tie_word_embeddings: bool | None = None
-    attention_bias: bool | None = None
-
-    @model_validator(mode="after")
-    def _fill_in(self) -> Self:
-        """Fill in what follows from other keys."""
-        heads, width = self.num_attention_heads, self.hidden_size
-        self.num_key_value_heads = kv_heads = self.num_key_value_heads or heads
-        if heads % kv_heads:
-            raise ValueError(f"num_key_value_heads = {kv_heads} does not divide {heads} heads")
-        if self.head_dim is None and width % heads:
-            raise ValueError(f"num_attention_heads = {heads} does not divide hidden_size = {width}")
-        self.head_dim = size = self.head_dim or width // heads
-        if size % 2:
-            raise ValueError(f"head_dim = {size} is odd; the rotary embedding turns pairs")
-        rope = self.rope_parameters or self.rope_scaling or _Rope()
-        self.rope_theta = rope.rope_theta or self.rope_theta
-        self.rope = Rope(**rope.model_dump(exclude={"rope_theta", "partial_rotary_factor"}))
-        self.tie_word_embeddings = bool(self.tie_word_embeddings)
-        self.attention_bias = self.model_type == "qwen2" or bool(self.attention_bias)
-        window, longest = self.sliding_window, self.max_position_embeddings
-        if self.model_type == "mistral" and window is not None and window < longest:
-            raise ValueError(f"sliding_window = {window} is shorter than {longest} positions")
-        if self.model_type not in ("qwen2", "qwen3") and self.attention_bias:
-            raise ValueError("attention_bias = true, and this decoder has none on the output")
-        return self
-
-    @property
-    def qk_norm(self) -> bool:
-        return self.model_type in ("qwen3", "qwen3_5_text")
-
-    @property
-    def hybrid(self) -> Hybrid | None:
-        return None
-
-
-class _HybridFile(_File):
-    """The keys of Qwen3.5, of its decoder alone; what transformers takes where a file is silent."""
-
-    head_dim: _Size | None = 256
+    head_dim: _Size = 256
     linear_num_key_heads: _Size = 16
     linear_num_value_heads: _Size = 32
     linear_key_head_dim: _Size = 128
     linear_value_head_dim: _Size = 128
     linear_conv_kernel_dim: Annotated[int, Field(gt=1, lt=2**31)] = 4
     partial_rotary_factor: float = Field(default=0.25, gt=0, le=1)
-    full_attention_interval: Literal[4] | None = None
-    layer_types: list[str] | None = None
-    attn_output_gate: Literal[True] | None = None
-    output_gate_type: Literal["swish", "silu"] | None = None
+    full_attention_interval: Literal[4] = 4
+    layer_types: tuple[str, ...] | None = None
+    attn_output_gate: Literal[True] = True
+    output_gate_type: Literal["swish", "silu"] = "swish"
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_hybrid(self) -> Self:
         keys, values = self.linear_num_key_heads, self.linear_num_value_heads
         if values % keys:
             raise ValueError(f"linear_num_key_heads = {keys} does not divide {values} value heads")
         depth = self.num_hidden_layers
-        if depth % PERIOD or self.layer_types not in (None, LAYER_TYPES * (depth // PERIOD)):
+        types = (*LAYER_TYPES * (depth // PERIOD),)
+        if depth % PERIOD or self.layer_types not in (None, types):
             raise ValueError(
                 f"layer_types of {depth} layers are not three times linear_attention before each "
                 "full_attention"
             )
-        rope = self.rope_parameters or self.rope_scaling or _Rope()
-        self.partial_rotary_factor = rope.partial_rotary_factor or self.partial_rotary_factor
-        if (size := (self.head_dim or 0) * self.partial_rotary_factor) % 2:
+        if (size := self.head_dim * self._rotary_share) % 2:
             raise ValueError(
                 f"the rotary embedding turns pairs, and not {size:g} numbers of a head"
             )
         return self
 
     @property
-    def hybrid(self) -> Hybrid:
-        return Hybrid(*(getattr(self, field.name) for field in dataclasses.fields(Hybrid)))
+    def _rotary_share(self) -> float:
+        return self.rope.partial_rotary_factor or self.partial_rotary_factor
+
+    @property
+    def rotary_size(self) -> int:
+        """Return how many numbers of a head the rotary embedding turns."""
+        return int(self.head_dim * self._rotary_share)
+
+    @property
+    def hybrid(self) -> HybridConfig:
+        """Return this, which has it."""
+        return self
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -250,10 +236,9 @@ def parse_config(raw: dict[str, Any], *, where: str) -> ModelConfig:
             f"{where}: the weights are quantised (quantization_config: {method}); set model.path "
             "to the folder of the same model in bf16, fp16 or fp32"
         )
-    kind = _HybridFile if raw.get("model_type") == "qwen3_5_text" else _File
-    read = check(kind, raw, where=where, advice=_ADVICE)
-    names = [field.name for field in dataclasses.fields(ModelConfig)]
-    return ModelConfig(**{name: getattr(read, name) for name in names})
+    kind = HybridConfig if raw.get("model_type") == "qwen3_5_text" else ModelConfig
+    given = {key: value for key, value in raw.items() if value is not None or key not in _OPEN}
+    return check(kind, given, where=where, advice=_ADVICE)
 
 
 class _Index(BaseModel):

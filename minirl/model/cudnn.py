@@ -25,15 +25,6 @@ _FLOATS = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
 _HOPPER = "9."
 
 
-def cudnn() -> Kernel:
-    """Return cuDNN's flash attention, for 16-bit floats on NVIDIA GPUs from Ampere on.
-
-    cuDNN is passed the number of keys of each row. Its own offsets, which could tell several pieces
-    of a row apart, are silently wrong in JAX before 0.11.1 where query heads share key/value heads.
-    """
-    return Kernel(_forward, _backward, _serves)
-
-
 def _serves(q_BTHE: Array, device: Any) -> bool:
     is_hopper, E = device.compute_capability.startswith(_HOPPER), q_BTHE.shape[-1]
     return q_BTHE.dtype in _FLOATS and E % 8 == 0 and (256 if is_hopper else 128) >= E
@@ -96,3 +87,10 @@ def _mask(q_XTHE: Array, keys: KeySet) -> tuple[Any, Array | None, Array | None]
     queries_X = jnp.full(*q_XTHE.shape[:2], jnp.int32)
     # A length of zero is undefined: such a row attends to one key, and is masked (`_with_keys`).
     return cudnn_kernels.MaskType.PADDING, queries_X, jnp.maximum(keys.length_X, 1)
+
+
+CUDNN = Kernel(_forward, _backward, _serves)
+"""cuDNN's flash attention, for 16-bit floats on NVIDIA GPUs from Ampere on.
+
+cuDNN is passed the number of keys of each row. Its own offsets, which could tell several pieces of
+a row apart, are silently wrong in JAX before 0.11.1 where query heads share key/value heads."""

@@ -2,7 +2,7 @@
 
 The models differ in biases on q, k, v (Qwen2, Qwen2.5), RMS norms on q and k (Qwen3), how the
 rotary embedding is stretched (Llama), whether the output projection is the embedding, and whether
-three of four layers are linear attention (Qwen3.5: `minirl.model.config.Hybrid`).
+three of four layers are linear attention (Qwen3.5: `minirl.model.config.HybridConfig`).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def rotary_frequencies(config: ModelConfig) -> Float[Array, "e"]:
     """Return the angle of a position for each pair of a head, highest first, as `Rope` says."""
     size, rope = config.rotary_size, config.rope
     exponent_E = jnp.arange(0, size, 2, dtype=jnp.float32) / size
-    frequency_E = 1.0 / (config.rope_theta**exponent_E)
+    frequency_E = 1.0 / ((rope.rope_theta or config.rope_theta) ** exponent_E)
     if rope.rope_type == "default":
         return frequency_E
     kept_E: Any = 0.0
@@ -227,7 +227,7 @@ class Block(Layer):
         self.k = draw.normal(kv_size, width, fan_in=width)
         self.v = draw.normal(kv_size, width, fan_in=width)
         self.o = draw.normal(width, heads_size, fan_in=heads_size * draw.residual_fan_in)
-        if config.attention_bias:
+        if config.qkv_bias:
             self.q_bias = draw.constant(heads_size, value=0.0)
             self.k_bias = draw.constant(kv_size, value=0.0)
             self.v_bias = draw.constant(kv_size, value=0.0)
@@ -256,7 +256,7 @@ class Block(Layer):
     def _heads(self, name: str, h_BTD: Array, mesh: Mesh | None) -> Array:
         """Project onto the heads of queries, keys or values."""
         flat = self._linear(name, h_BTD, mesh)
-        if self.config.attention_bias:
+        if self.config.qkv_bias:
             flat += getattr(self, f"{name}_bias")[...].astype(flat.dtype)[None, None]
         return flat.reshape(*flat.shape[:2], -1, self.config.head_dim)
 

@@ -18,6 +18,7 @@ import math
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,6 @@ from minirl.model.lora import described, merged_tensors, split
 from minirl.model.sharding import (
     FILE_NAMES,
     MATRICES,
-    constrain_params,
     param_path,
     stack_axes,
     with_shardings,
@@ -131,27 +131,11 @@ def shapes_of(folder: Path) -> nnx.State:
 
 
 def init(
-    config: ModelConfig,
-    seed: int,
-    *,
-    mesh: Mesh | None = None,
-    param_dtype: Any = jnp.float32,
-    dtype: Any = jnp.float32,
+    config: ModelConfig, seed: int, *, param_dtype: Any = jnp.float32, dtype: Any = jnp.float32
 ) -> Decoder:
-    """Make a model with fresh weights, each part on the device where it stays.
-
-    The weights depend on the seed and not on the mesh; None is the default device. `dtype` is the
-    type of the computation.
-    """
-
-    # Compiled, so that no device holds a model that fits only the mesh.
-    @jax.jit
-    def make(key: jax.Array) -> Decoder:
-        model = Decoder(config, key=key, param_dtype=param_dtype, dtype=dtype, mesh=mesh)
-        nnx.update(model, constrain_params(nnx.state(model), mesh))
-        return model
-
-    return make(jax.random.key(seed))
+    """Make a model with fresh weights on the default device; `dtype` is that of the computation."""
+    make = jax.jit(partial(Decoder, config, param_dtype=param_dtype, dtype=dtype))
+    return make(key=jax.random.key(seed))
 
 
 def load(

@@ -27,35 +27,17 @@ _LANES = 128
 _LARGEST_BLOCK = 512
 
 
-def splash(*, interpret: bool = False) -> Kernel:
-    """Return JAX's splash attention, a kernel for TPUs; `interpret` runs it on any device.
-
-    With separate backward kernels of queries and of keys: the fused one holds the gradient of the
-    queries once for every block of keys. tokamax's newer splash returns no log-sum-exp.
-    """
-    return Kernel(
-        functools.partial(_forward, interpret=interpret),
-        functools.partial(_backward, interpret=interpret),
-    )
-
-
-def _forward(q_XTHE: Array, keys: KeySet, *, interpret: bool) -> tuple[Array, Array]:
-    call, *arguments = _arguments(q_XTHE, keys, interpret=interpret)
+def _forward(q_XTHE: Array, keys: KeySet) -> tuple[Array, Array]:
+    call, *arguments = _arguments(q_XTHE, keys)
     out_XHTE, (lse_XHT,) = jax.vmap(call)(*arguments)
     T = q_XTHE.shape[1]
     return out_XHTE.swapaxes(1, 2)[:, :T], lse_XHT.swapaxes(1, 2)[:, :T]
 
 
 def _backward(
-    q_XTHE: Array,
-    keys: KeySet,
-    out_XTHE: Array,
-    lse_XTH: Array,
-    dout_XTHE: Array,
-    *,
-    interpret: bool,
+    q_XTHE: Array, keys: KeySet, out_XTHE: Array, lse_XTH: Array, dout_XTHE: Array
 ) -> tuple[Array, Array, Array]:
-    call, *arguments = _arguments(q_XTHE, keys, interpret=interpret)
+    call, *arguments = _arguments(q_XTHE, keys)
     settings = dict(call.kwargs)
     order = ("save_residuals", "mask_value", "is_mqa", "block_sizes", "residual_checkpoint_name")
     order += ("mask_function", "attn_logits_soft_cap", "interpret")
@@ -72,7 +54,7 @@ def _backward(
     return dq[:, :T, :, :E] * E**-0.5, dk[:, :L], dv[:, :L]
 
 
-def _arguments(q_XTHE: Array, keys: KeySet, *, interpret: bool) -> tuple[Any, ...]:
+def _arguments(q_XTHE: Array, keys: KeySet) -> tuple[Any, ...]:
     """Return the kernel, and its arguments heads first and padded to whole blocks."""
     H = q_XTHE.shape[2]
     q_XTHF = _scaled(q_XTHE)
@@ -85,7 +67,7 @@ def _arguments(q_XTHE: Array, keys: KeySet, *, interpret: bool) -> tuple[Any, ..
     if keys.length_X is not None:
         keys_XL = (jnp.arange(k.shape[2])[None] < keys.length_X[:, None]).astype(jnp.int32)
     numbers = splash_attention_kernel.SegmentIds(queries_XT, keys_XL)
-    call = _kernel(q.shape[2], k.shape[2], H, causal=is_causal, interpret=interpret)
+    call = _kernel(q.shape[2], k.shape[2], H, causal=is_causal)
     return call, q, k, v, numbers
 
 
@@ -105,7 +87,7 @@ def _scaled(q_XTHE: Array) -> Array:
 
 
 @functools.lru_cache
-def _kernel(T: int, L: int, H: int, *, causal: bool, interpret: bool) -> Any:
+def _kernel(T: int, L: int, H: int, *, causal: bool) -> Any:
     kind = splash_attention_mask.CausalMask if causal else splash_attention_mask.FullMask
     # The largest blocks that divide the lengths, themselves multiples of the lanes.
     rows, columns = math.gcd(T, _LARGEST_BLOCK), math.gcd(L, _LARGEST_BLOCK)
@@ -123,7 +105,6 @@ def _kernel(T: int, L: int, H: int, *, causal: bool, interpret: bool) -> Any:
             splash_attention_mask.MultiHeadMask([kind((T, L))] * H),
             block_sizes=sizes,
             save_residuals=True,
-            interpret=interpret,
         )
 
 
@@ -132,3 +113,9 @@ def _heads_first(array_XTH: Array) -> Array:
     widths = [(0, 0)] * array_XTH.ndim
     widths[2] = (0, -array_XTH.shape[1] % _LANES)
     return jnp.pad(array_XTH.swapaxes(1, 2), widths)
+
+
+SPLASH = Kernel(_forward, _backward)
+"""JAX's splash attention. With separate backward kernels of queries and of keys: the fused one
+holds the gradient of the queries once for every block of keys. tokamax's newer splash returns no
+log-sum-exp."""

@@ -46,7 +46,6 @@ class ChatTokenizer:
         stop_ids: Tokens that end a reply: those of `generation_config.json`, then those of the
             tokenizer and of `config.json`.
         pad_id: Padding token.
-        vocab_size: Number of tokens; the model's embedding may have more rows.
     """
 
     def __init__(
@@ -83,7 +82,6 @@ class ChatTokenizer:
         self._backend.no_truncation()
         self._backend.no_padding()
         controls = control_tokens(self._backend, template)
-        self.vocab_size: int = len(self._chat)
         _check_rows(folder, max(self._chat.get_vocab().values()))
         self.stop_ids = _stop_ids(folder, self._chat.eos_token_id)
         self._has_system = self._takes_system()
@@ -101,7 +99,7 @@ class ChatTokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         """Decode ids, control tokens included; bytes that are not UTF-8 become U+FFFD.
 
-        Ids beyond `vocab_size` add nothing.
+        Ids of no token, for which an embedding may have rows, add nothing.
         """
         return self._backend.decode([int(i) for i in ids], skip_special_tokens=False)
 

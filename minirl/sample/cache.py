@@ -134,12 +134,9 @@ def _rounded(tokens: int) -> int:
     return max(-(-tokens // _TILE) * _TILE, _TILE)
 
 
-def token_bytes(model: ModelConfig, *, itemsize: int, mesh: Mesh | None) -> int:
-    """Return the bytes of the keys and values of a token on each device that holds it."""
-    heads = model.num_key_value_heads
-    tensor = 1 if mesh is None else mesh.shape["tensor"]
-    heads = heads if heads % tensor else heads // tensor
-    return 2 * model.full_layers * heads * model.head_dim * itemsize
+def token_bytes(model: ModelConfig, *, itemsize: int) -> int:
+    """Return the bytes of the keys and values of a token."""
+    return 2 * model.full_layers * model.num_key_value_heads * model.head_dim * itemsize
 
 
 def cache_room(memory_bytes: float, *, held_bytes: float, platform: str) -> float:

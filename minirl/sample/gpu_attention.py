@@ -29,10 +29,8 @@ def attend_to_first(
     k_XLF: Float[Array, "X L F"],
     v_XLF: Float[Array, "X L F"],
     count_X: Int[Array, "X"],
-    *,
-    interpret: bool = False,
 ) -> Attended:
-    """Attend to the first keys of each row, F = K E; `interpret` runs on any device.
+    """Attend to the first keys of each row, F = K E.
 
     A count beyond the last key is one of all keys: the decode loop goes on beside a reply that has
     ended, whose slot may be full.
@@ -53,7 +51,6 @@ def attend_to_first(
             jax.ShapeDtypeStruct((X, K, padded), jnp.float32),
         ],
         compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),
-        interpret=interpret,
         name="attend_to_first",
     )(padded_XKME, k_XLF, v_XLF, jnp.minimum(count_X, L))
     return values[:, :, :M], lse[:, :, :M]

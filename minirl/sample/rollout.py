@@ -19,7 +19,6 @@ import numpy as np
 from minirl.config import SamplerConfig
 from minirl.run import preemption
 from minirl.types import (
-    Decoding,
     Environment,
     Message,
     Reply,
@@ -108,7 +107,7 @@ class Rollout:
         tokenizer: Encodes each observation once.
         environment: Called from several threads at a time, but never twice for one episode.
         examples: What episodes start from, opaque here.
-        config: Token limits.
+        config: Token limits, and how tokens are drawn.
         first_episode: Number of the first episode, the others count on from it. Numbers decide
             the random streams: do not use one twice in a run.
         max_turns: The most replies that an episode can take, if known: the slot of a last reply
@@ -130,7 +129,6 @@ class Rollout:
     config: SamplerConfig
     group_size: int
     first_episode: int
-    decoding: Decoding = field(default_factory=Decoding)
     max_turns: int | None = None
     env_workers: int = 32
     failed: Callable[[int, Exception], None] | None = None
@@ -268,8 +266,8 @@ class Rollout:
     def _ask(self, episode: _Play) -> None:
         """Ask for the next reply."""
         limit = min(self._longest_reply, self._room(episode))
-        ids = tuple(episode.ids)
-        self.sampler.submit(Request(episode.number, ids, limit, self.decoding))
+        how = self.config.temperature, self.config.top_p
+        self.sampler.submit(Request(episode.number, tuple(episode.ids), limit, *how))
 
     def _step(self, episode: _Play, reply: Reply) -> None:
         """Append a reply and let the environment judge it."""

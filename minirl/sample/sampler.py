@@ -9,9 +9,8 @@ says does not depend on its slot or its neighbours (but for rounding).
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from threading import Event
 
 import jax
@@ -42,23 +41,13 @@ _log = logging.getLogger(__name__)
 _LONGEST_WAIT_S = 0.5
 
 
-@dataclass(slots=True)
-class Work:
-    """What a sampler has done so far.
+class NativeSampler:
+    """Sample replies with a `Decoder` on this process's devices.
 
     Attributes:
-        steps: Passes of the decode loop.
-        decoded: Slots that they went over, without a reply or after its end too.
-        filled: Tokens computed ahead of the decode loop.
+        work: `steps` of the decode loop so far, slots that these went over (`decoded`), also
+            without a reply or after its end, and tokens computed ahead of the loop (`filled`).
     """
-
-    steps: int = 0
-    decoded: int = 0
-    filled: int = 0
-
-
-class NativeSampler:
-    """Sample replies with a `Decoder` on this process's devices."""
 
     def __init__(
         self,
@@ -81,7 +70,7 @@ class NativeSampler:
         Raises:
             UserError: The cache's memory does not hold one longest episode.
         """
-        self.work = Work()
+        self.work = Counter[str]()
         self._tokenizer, self._dtype = tokenizer, model.dtype
         self._stop_ids = frozenset(tokenizer.stop_ids)
         # Keys need no end, so one program serves all tokenizers, and a plan, which has none.
@@ -157,7 +146,7 @@ class NativeSampler:
             # What is sampled now does not depend on what was sampled before.
             self._slots.forget()
         episode.start(request)
-        self._any_top_p |= request.decoding.top_p < 1
+        self._any_top_p |= request.top_p < 1
         if known is None:
             self._episodes[episode.number] = episode
             self._queue.append(episode)
@@ -180,7 +169,7 @@ class NativeSampler:
             prompts = decode.fill(self._model, prompts, None, *new)
         while (new := self._slots.fill_slots()) is not None:
             slots = decode.fill(self._model, slots, prompts, *new)
-        self.work.filled = self._slots.tokens_filled
+        self.work["filled"] = self._slots.tokens_filled
         self._cache = Cache(prompts, slots)
         state, active = self._slots.state()
         if active:
@@ -228,8 +217,8 @@ class NativeSampler:
         self._cache = cache._replace(slots=slots)
         by_slot = (np.asarray(array_WS)[:steps].swapaxes(0, 1) for array_WS in drawn)
         ids_SW, logprobs_SW = by_slot
-        self.work.steps += steps
-        self.work.decoded += steps * len(state.token_S)
+        self.work["steps"] += steps
+        self.work["decoded"] += steps * len(state.token_S)
         replies = []
         for s, episode in active:
             ids = self._until_end(episode, ids_SW[s].tolist())

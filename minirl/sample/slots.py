@@ -13,7 +13,7 @@ import numpy as np
 
 from minirl.sample.attention import CacheRows
 from minirl.sample.cache import CacheShape
-from minirl.types import Decoding, Request
+from minirl.types import Request
 
 # Tokens of a later turn that are computed at once.
 _TURN_PIECE = 128
@@ -93,7 +93,8 @@ class SlotEpisode:
     prompt_ids: tuple[int, ...]  # those of its ids that are kept as a prompt
     ids: list[int] = field(default_factory=list)
     left: int = 0  # tokens that the reply may still take; 0 between two requests
-    decoding: Decoding = field(default_factory=Decoding)
+    temperature: float = 1.0
+    top_p: float = 1.0
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     part: int = 0  # of the mesh
@@ -104,7 +105,8 @@ class SlotEpisode:
     def start(self, request: Request) -> None:
         """Begin a reply."""
         self.ids = list(request.ids)
-        self.left, self.decoding = request.max_tokens, request.decoding
+        self.left = request.max_tokens
+        self.temperature, self.top_p = request.temperature, request.top_p
         self.logprobs, self.versions = [], []
 
     @property
@@ -344,7 +346,7 @@ class Slots:
                 state.prompt_tokens_S[s] = len(episode.prompt_ids)
                 state.token_S[s], state.episode_S[s] = episode.ids[-1], episode.number
                 state.left_S[s] = episode.left
-                state.temperature_S[s] = episode.decoding.temperature
-                state.top_p_S[s] = episode.decoding.top_p
+                state.temperature_S[s] = episode.temperature
+                state.top_p_S[s] = episode.top_p
                 active.append((s, episode))
         return state, active

@@ -233,8 +233,8 @@ class Server:
             # A server may have presets of its own: leave nothing to them.
             "sampling_params": {
                 "max_new_tokens": request.max_tokens,
-                "temperature": request.decoding.temperature,
-                "top_p": request.decoding.top_p,
+                "temperature": request.temperature,
+                "top_p": request.top_p,
                 "top_k": -1,
                 "min_p": 0.0,
                 "min_new_tokens": 0,

@@ -16,7 +16,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from minirl.config import LoraConfig
-from minirl.model.config import Hybrid
+from minirl.model.config import HybridConfig
 from minirl.model.huggingface import (
     file_type,
     full_matrices,
@@ -71,7 +71,7 @@ def write_adapters(
     lora: LoraConfig,
     *,
     base: Path,
-    hybrid: Hybrid | None = None,
+    hybrid: HybridConfig | None = None,
 ) -> Path:
     """Write adapters alone, as SGLang reads them.
 
@@ -91,7 +91,9 @@ def write_adapters(
     return folder
 
 
-def served_adapters(adapters: Mapping[str, np.ndarray], shape: Hybrid) -> dict[str, np.ndarray]:
+def served_adapters(
+    adapters: Mapping[str, np.ndarray], shape: HybridConfig
+) -> dict[str, np.ndarray]:
     """Take the adapters of linear attention's inputs apart: SGLang joins those of queries, keys,
     values and gates, and wants all four where it has one.
     """
@@ -121,7 +123,7 @@ def served_modules(lora: LoraConfig, names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(_JOINED.get(module, module) for module in modules))
 
 
-def lora_options(lora: LoraConfig, hybrid: Hybrid | None = None) -> list[str]:
+def lora_options(lora: LoraConfig, hybrid: HybridConfig | None = None) -> list[str]:
     """Return what a server is launched with: room for two versions, and for none in a batch."""
     sizes = ["--max-lora-rank", str(lora.rank), "--max-loras-per-batch", "3"]
     # SGLang's list of what may be named is without the modules of linear attention.

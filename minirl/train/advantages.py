@@ -38,15 +38,11 @@ def group_centred(rewards_NG: np.ndarray) -> np.ndarray:
     return rewards_NG - rewards_NG.mean(axis=1, keepdims=True)
 
 
-def estimate(rewards_NG: np.ndarray, *, estimator: Estimator) -> np.ndarray:
-    """Turn the rewards of a batch of groups, NG, into advantages, NG; `direct` leaves them."""
-    rewards_NG = np.asarray(rewards_NG, np.float64)
-    table: dict[Estimator, Callable[[np.ndarray], np.ndarray]] = {
-        "group_normalised": group_normalised,
-        "group_centred": group_centred,
-        "direct": lambda rewards: rewards,
-    }
-    return table[estimator](rewards_NG)
+_ESTIMATORS: dict[Estimator, Callable[[np.ndarray], np.ndarray]] = {
+    "group_normalised": group_normalised,
+    "group_centred": group_centred,
+    "direct": lambda rewards_NG: rewards_NG,
+}
 
 
 def groups_to_train(
@@ -98,7 +94,7 @@ def token_advantages(
     Returns:
         For each row an array over its ids; 0 where the policy did not sample.
     """
-    totals_NG = estimate(rewards_NG, estimator=algorithm.estimator)
+    totals_NG = _ESTIMATORS[algorithm.estimator](np.asarray(rewards_NG, np.float64))
     if algorithm.estimator != "direct" or spans is None:
         spans = [None] * len(rows)
     penalties = [None] * len(rows) if kl is None else [algorithm.kl_coef * k for k in kl]

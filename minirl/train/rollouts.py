@@ -29,7 +29,7 @@ from minirl.run.metrics import Stopwatch
 from minirl.sample.rollout import Rollout
 from minirl.sample.sampler import NativeSampler
 from minirl.sglang.metrics import EVENTS, IN_USE
-from minirl.types import Decoding, Environment, Sampler, Tokenizer, TokenRow, Trajectory
+from minirl.types import Environment, Sampler, Tokenizer, TokenRow, Trajectory
 
 # A native run does without what talks to servers.
 if TYPE_CHECKING:
@@ -259,7 +259,6 @@ class Rollouts:
             self._task.environment,
             [examples[chosen[number]] for number in self.share],
             config=self._limits,
-            decoding=Decoding(self._limits.temperature, self._limits.top_p),
             group_size=size,
             first_episode=(number * per_step + self.share.start) * size,
             max_turns=self._task.max_turns,

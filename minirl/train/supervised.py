@@ -35,18 +35,16 @@ class Demonstration:
     """A conversation that ends in the reply to learn.
 
     Attributes:
-        observations: What the policy is shown, one more than `replies`.
-        replies: Earlier replies, such as a mistake to be mended.
+        observations: What the policy is shown before each reply.
+        replies: The last is the one to learn; earlier ones may be a mistake to be mended.
         key: Demonstrations of one key begin alike and are put side by side.
-        learnt: How many of the last replies are trained on, the target among them; all of them
-            where the prompt is learnt.
+        learnt: How many of the last replies are trained on; all of them where the prompt is learnt.
         learn_responses: Where the prompt is learnt, learn the later observations too; not for those
             that a tool writes.
     """
 
     observations: tuple[Sequence[Message], ...]
     replies: tuple[str, ...]
-    target: str
     key: Hashable = None
     learnt: int = 1
     learn_responses: bool = True
@@ -59,7 +57,7 @@ def encode(
     question, *later = demonstration.observations
     shown = [tokenizer.encode_chat(question)]
     shown += [tokenizer.encode_next(observation, closed=True) for observation in later]
-    replies = (*demonstration.replies, demonstration.target)
+    replies = demonstration.replies
     first, prompt_length = len(replies) - demonstration.learnt, 0
     ids, is_learnt = list[int](), list[bool]()
     for number, (observed, text) in enumerate(zip(shown, replies, strict=True)):
@@ -116,16 +114,6 @@ def epoch_groups(
     return groups
 
 
-def groups_of_step(
-    kinds: tuple[tuple[Hashable, int], ...], step: int, *, config: SftConfig, seed: int
-) -> list[list[int]]:
-    """Return the groups of a step, counted from 0, from the step's number alone."""
-    groups = partial(epoch_groups, kinds, config.group_size, seed)
-    per_epoch = len(groups(0))
-    numbers = range(step * config.groups_per_step, (step + 1) * config.groups_per_step)
-    return [groups(number // per_epoch)[number % per_epoch] for number in numbers]
-
-
 @dataclass(frozen=True, slots=True)
 class Lessons:
     """Demonstrations as rows, with key and length of each, and the order that a seed gives them."""
@@ -157,8 +145,11 @@ class Lessons:
         return config.steps or -(-one_pass // config.groups_per_step)
 
     def groups(self, step: int, config: SftConfig) -> list[list[TokenRow]]:
-        """Return the groups of a step, counted from 0."""
-        chosen = groups_of_step(self.kinds, step, config=config, seed=self.seed)
+        """Return the groups of a step, counted from 0, from the step's number alone."""
+        epoch = partial(epoch_groups, self.kinds, config.group_size, self.seed)
+        per_step, per_epoch = config.groups_per_step, len(epoch(0))
+        numbers = range(step * per_step, (step + 1) * per_step)
+        chosen = (epoch(number // per_epoch)[number % per_epoch] for number in numbers)
         return [share_prefix([self.rows[n] for n in group]) for group in chosen]
 
     def shapes(self, config: SftConfig, *, parts: int) -> set[BatchShape]:

@@ -33,8 +33,6 @@ _KEPT_SHAPES = 16
 # Micro-batches computed at a time where the device is a CPU and the model has fewer parameters: its
 # operations are too small to keep more than one core busy.
 _CPU_MICRO_BATCHES, _SMALL_MODEL = 2, 50_000_000
-# Among the statistics of a micro-batch, the log-probabilities that its loss is of.
-_LOGPROBS = "logprobs"
 
 Loss = Callable[[Array, Array, Batch, Array], tuple[Array, dict[str, Array]]]
 """(log-probabilities BC, those of the reference, the batch, the entropy BC) -> (scalar to minimise,
@@ -78,24 +76,6 @@ def token_logprobs(
     return logp_BC, entropy_BC
 
 
-def batch_loss(
-    params: nnx.State,
-    frozen: nnx.State,
-    batch: Batch,
-    reference_logp_BC: Array,
-    *,
-    graph: nnx.GraphDef,
-    function: Loss,
-    temperature: float,
-    mesh: Mesh | None = None,
-) -> tuple[Float[Array, ""], dict[str, Array]]:
-    """Return the loss of a micro-batch and its statistics; the gradient is that of `params`."""
-    model = nnx.merge(graph, constrain_params(params, mesh), frozen)
-    logp_BC, entropy_BC = token_logprobs(model, batch, temperature=temperature)
-    loss, stats = function(logp_BC, reference_logp_BC, batch, entropy_BC)
-    return loss, stats | {"loss": loss, _LOGPROBS: logp_BC}
-
-
 class _ByShape:
     """A function of a batch, compiled apart for each shape of it; those of latest use are kept."""
 
@@ -136,25 +116,30 @@ class Learner:
     ) -> None:
         graph, _, self._frozen = split(model)
         self._mesh = mesh = model.mesh
+        self._optimizer = optimizer
+
+        def logprobs_of(params: nnx.State, frozen: nnx.State, batch: Batch) -> tuple[Array, Array]:
+            model = nnx.merge(graph, constrain_params(params, mesh), frozen)
+            return token_logprobs(model, batch, temperature=temperature)
 
         def logp(params: nnx.State, frozen: nnx.State, batch: Batch) -> Array:
-            model = nnx.merge(graph, params, frozen)
-            return token_logprobs(model, batch, temperature=temperature)[0]
+            return logprobs_of(params, frozen, batch)[0]
 
-        batch_loss_of = partial(
-            batch_loss, graph=graph, function=loss, temperature=temperature, mesh=mesh
-        )
+        def batch_loss(
+            params: nnx.State, frozen: nnx.State, batch: Batch, reference_logp_BC: Array
+        ) -> tuple[Array, Any]:
+            logp_BC, entropy_BC = logprobs_of(params, frozen, batch)
+            value, stats = loss(logp_BC, reference_logp_BC, batch, entropy_BC)
+            return value, (stats | {"loss": value}, logp_BC)
 
         def accumulate(
             total: nnx.State, params: nnx.State, frozen: nnx.State, batch: Batch, logp_BC: Array
-        ) -> tuple[nnx.State, dict[str, Array]]:
-            gradient, stats = jax.grad(batch_loss_of, has_aux=True)(params, frozen, batch, logp_BC)
-            return jax.tree.map(jnp.add, total, gradient), stats
+        ) -> tuple[nnx.State, Any]:
+            gradient, known = jax.grad(batch_loss, has_aux=True)(params, frozen, batch, logp_BC)
+            return jax.tree.map(jnp.add, total, gradient), known
 
         def zeros(params: nnx.State) -> nnx.State:
             return constrain_params(jax.tree.map(jnp.zeros_like, params), mesh)
-
-        self._optimizer = optimizer
 
         def apply(
             params: Any, opt_state: Any, gradient: Any, rate: Array
@@ -225,7 +210,7 @@ class Learner:
             while chunk := list(islice(waiting, lanes)):
                 # Keep one micro-batch queued; otherwise all are dispatched and a signal waits for
                 # the whole update.
-                jax.block_until_ready([part["loss"] for part in numbers[:-lanes][-1:]])
+                jax.block_until_ready([stats["loss"] for stats, _ in numbers[:-lanes][-1:]])
                 check()
                 totals += [self._zeros(state.params) for _ in range(len(chunk) - len(totals))]
                 # Without a reference another array of its shape: one program serves both.
@@ -239,9 +224,9 @@ class Learner:
                 ]
                 results = [one.result() for one in running]
                 totals[: len(chunk)] = [total for total, _ in results]
-                numbers += [stats for _, stats in results]
-        gradient, logp = reduce(self._add, totals), [part.pop(_LOGPROBS) for part in numbers]
-        parts = jax.device_get(numbers)
+                numbers += [found for _, found in results]
+        (parts, logp), gradient = zip(*numbers, strict=True), reduce(self._add, totals)
+        parts = jax.device_get(parts)
         stats = {name: float(sum(part[name] for part in parts)) for name in parts[0]}
         weights = state.params, state.opt_state
         params, opt_state, added = self._apply(*weights, gradient, np.float32(rate))

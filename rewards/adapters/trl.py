@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from minirl.exchange import reply_text
 from rewards.adapters.scoring import (
     AdapterConfig,
     RewardRow,
@@ -17,6 +16,7 @@ from rewards.adapters.scoring import (
     read_settings,
     scorer_of,
 )
+from sqlenv.sql.answers import reply_text
 
 Completion = str | Sequence[Mapping[str, Any]]
 """What TRL gives: a text, or the messages after the prompt where prompts are conversations."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from minirl.exchange import UserError, reply_text
+from minirl.exchange import UserError
 from rewards.adapters.scoring import example_of, plain, read_settings, scorer_of
+from sqlenv.sql.answers import reply_text
 
 ExtraInfo = Mapping[str, Any] | str | None
 """The row's own fields, `extra_info`: a mapping, or one as JSON text."""

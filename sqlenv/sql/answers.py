@@ -23,7 +23,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import dropwhile, islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlenv.sql.lexer import scan
 from sqlenv.types import Answer, Form, Wrapping
@@ -113,6 +113,32 @@ _MARKS: Mapping[Form, _Marks] = {
         rf"{_SQL_FENCE}|(?P<close>{_MARK}(?=[ \t\r]*(?:\n|\Z)))",
     ),
 }
+
+
+def reply_text(content: Any, reasoning: Any = None) -> str:
+    """Return what a model wrote from the content of a chat message: a text, or a list of parts, of
+    which some may be thoughts; and from its reasoning, where that stands apart.
+
+    While nothing follows a thought, it has not ended.
+    """
+    parts = content if isinstance(content, list | tuple) else [content]
+    every = [one for one in parts if isinstance(one, Mapping)]
+    told = [[next(filter(None, map(one.get, keys)), None) for keys in _KEYS] for one in every]
+    thoughts = [_plain(one) for one in (reasoning, *(thought for thought, _ in told))]
+    text = "".join(one for one in parts if isinstance(one, str))
+    text += "".join(_plain(one) for _, one in told)
+    thought = "\n".join(one for one in thoughts if one.strip())
+    if not thought:
+        return text
+    return f"<think>\n{thought}" + f"\n</think>\n\n{text}" * bool(text.strip())
+
+
+_KEYS = ("thinking", "reasoning"), ("text", "content")
+"""Under which a part has a thought, and a text."""
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else reply_text(value) if value else ""
 
 
 def answer_of(reply: str, wrapping: Wrapping) -> Answer:

@@ -16,7 +16,7 @@ from launch.tiny import make_tiny
 from minirl.config import SamplerConfig
 from minirl.exchange import LostError, Message, UserError
 from minirl.model.tokenizer import ChatTokenizer
-from minirl.types import Decoding, Reply
+from minirl.types import Reply
 from sqlenv.config import AgenticConfig, ExecutorConfig
 from sqlenv.envs.agentic import Agentic
 from sqlenv.executor import Executor
@@ -64,8 +64,8 @@ class Speaker(Script):
         return replace(reply, text=self._decode(reply.ids[:-1]))
 
     @property
-    def drawn(self) -> list[Decoding]:
-        return [request.decoding for request in self.requests]
+    def drawn(self) -> set[tuple[float, float]]:
+        return {(request.temperature, request.top_p) for request in self.requests}
 
 
 @pytest.fixture(scope="module")
@@ -142,11 +142,11 @@ def test_validations_are_sampled_as_the_settings_say(tokenizer, singer, env, scr
     asks = evaluator(tokenizer, env, GREEDY, *drawn)
     assert asks.accuracy([singer]) == 1
     assert script.requests[0].episode == sampling.FIRST_EPISODE
-    assert set(script.drawn) == {Decoding(0.6, 0.95)}
+    assert script.drawn == {(0.6, 0.95)}
     script.requests.clear()
     asks.sample([singer], first=0)
     assert script.requests[0].episode == sampling.FIRST_EPISODE
-    assert set(script.drawn) == {Decoding(0.0, 1.0)}
+    assert script.drawn == {(0.0, 1.0)}
 
 
 def test_a_run_reports_greedy_accuracy_and_validates_as_its_settings_say(tiny, monkeypatch):

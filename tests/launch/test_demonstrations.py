@@ -52,14 +52,14 @@ def shown(*right: str, mistake_share: float = 0.0, repair_share: float = 0.0, se
 
 
 def test_shares_are_those_asked_for_and_every_repair_ends_right():
-    assert {(len(one.observations), one.target) for one in shown()} == {(1, ANSWER)}
+    assert {(len(one.observations), one.replies) for one in shown()} == {(1, (ANSWER,))}
     found = shown(mistake_share=0.5, repair_share=0.25)
-    repairs = [one for one in found if one.replies]
-    answers = [one for one in found if not one.replies]
+    repairs = [one for one in found if len(one.replies) > 1]
+    answers = [one for one in found if one not in repairs]
     assert len(repairs) / len(found) == pytest.approx(0.25, abs=0.05)
-    wrong = sum(one.target == MISTAKE for one in answers)
+    wrong = sum(one.replies == (MISTAKE,) for one in answers)
     assert wrong / len(answers) == pytest.approx(0.5, abs=0.07)
-    assert {(one.replies, one.target) for one in repairs} == {((MISTAKE,), ANSWER)}
+    assert {one.replies for one in repairs} == {(MISTAKE, ANSWER)}
     assert {one.key for one in repairs}.isdisjoint({one.key for one in answers})
     assert shown(mistake_share=0.5, repair_share=0.25) == found
     assert shown(mistake_share=0.5, repair_share=0.25, seed=1) != found
@@ -67,7 +67,7 @@ def test_shares_are_those_asked_for_and_every_repair_ends_right():
 
 def test_a_mistake_that_the_environment_takes_for_right_is_not_mended():
     found = shown(MISTAKE, repair_share=1.0)
-    assert {(one.replies, one.target) for one in found} == {((), ANSWER)}
+    assert {one.replies for one in found} == {(ANSWER,)}
 
 
 # Transcripts of tool-calling episodes (the cold start).
@@ -94,24 +94,24 @@ def test_a_transcript_calls_sees_the_rows_and_answers(singer):
     question, response = found.observations
     assert question == (Message("user", "Who is over 20?"),)
     assert response == (Message("user", "<tool_response>\n[['Bo']]\n</tool_response>"),)
-    (reply,) = found.replies
+    reply, answer = found.replies
     assert reply.startswith("<tool_call>")
     assert "```sql" in reply  # as the prompt shows a call
     assert '"db_id": "music/music.sqlite"' in reply
     assert read_call(answer_of(reply, "fence"), AGENT) == Call(RIGHT, is_final=False)
-    assert found.target == f"```sql\n{RIGHT}\n```"
+    assert answer == f"```sql\n{RIGHT}\n```"
     assert (found.learnt, found.learn_responses) == (2, False)
 
 
 def test_a_long_transcript_mends_its_first_call(singer):
     found = transcript(singer, repair_share=1.0)
-    queries = [read_call(answer_of(reply, "fence"), AGENT) for reply in found.replies]
+    queries = [read_call(answer_of(reply, "fence"), AGENT) for reply in found.replies[:-1]]
     assert queries == [Call(WRONG, is_final=False), Call(RIGHT, is_final=False)]
     rows = [message[0].content.split("\n")[1] for message in found.observations[1:]]
     assert rows == ["[['Ada']]", "[['Bo']]"]
     # The call with the mistake is not learnt; a transcript with one answers with it.
-    assert (found.target, found.learnt) == (f"```sql\n{RIGHT}\n```", 2)
-    assert transcript(singer, mistake_share=1.0).target == f"```sql\n{WRONG}\n```"
+    assert (found.replies[-1], found.learnt) == (f"```sql\n{RIGHT}\n```", 2)
+    assert transcript(singer, mistake_share=1.0).replies[-1] == f"```sql\n{WRONG}\n```"
 
 
 # What every config's prompt asks for, and what its environment reads of a demonstration.
@@ -164,8 +164,6 @@ def test_transcripts_follow_the_names_and_limits_of_the_environment(singer):
     config = AgenticConfig(calls=1, tool="execute_sql", finish_tool="finish")
     found = transcript(singer, agent=config, brief=True, repair_share=1.0)
     # One call alone leaves no room for a mistake.
-    assert [read_call(answer_of(reply, "fence"), config) for reply in found.replies] == [
-        Call(RIGHT, is_final=False)
-    ]
+    calls = [read_call(answer_of(reply, "fence"), config) for reply in found.replies]
+    assert calls == [Call(RIGHT, is_final=False), Call(RIGHT, is_final=True)]
     assert "db_id" not in found.replies[0]
-    assert read_call(answer_of(found.target, "fence"), config) == Call(RIGHT, is_final=True)

@@ -7,7 +7,6 @@ import logging
 import re
 import shlex
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +21,10 @@ from launch.files import WARM, WARM_MODEL
 from launch.learner import model_folder
 from launch.tiny import tiny_shape
 from launch.warm_start import refuse_early, start_model
-from minirl.model.config import Hybrid
 from minirl.model.sharding import device_bytes, make_mesh
 from minirl.plan import compile as compilers
 from minirl.plan import fit as planner
-from minirl.plan.fit import Devices, Plan
+from minirl.plan.fit import Devices, Plan, published_shape
 
 from .conftest import mistake
 
@@ -123,12 +121,13 @@ def test_a_plan_shows_a_warm_start_and_a_sampler_where_there_is_one(made, capsys
 
 def test_a_plan_shares_gpus_between_the_learner_and_its_servers():
     """Two layers of one head of 16 in bfloat16: 128 bytes a token."""
-    shape = replace(tiny_shape(config().model.tiny), num_hidden_layers=2, num_key_value_heads=1)
-    shape = replace(shape, head_dim=16)
+    sizes = {"num_key_value_heads": 1, "head_dim": 16}
+    layers = {"num_hidden_layers": 2}
+    plain = tiny_shape(config().model.tiny).model_copy(update=sizes | layers)
 
-    def servers(*overrides, memory=80e9, **changes):
+    def servers(*overrides, memory=80e9, shape=plain):
         asked = config("model.dtype=bfloat16", *overrides)
-        return plan._servers(asked, replace(shape, **changes), memory, 10**9, learner=31.6e9)
+        return plan._servers(asked, shape, memory, 10**9, learner=31.6e9)
 
     found = servers("rollout.sglang.launch=2")
     assert found["apart"]["cache_tokens"] == (0.85 * 80e9 - 2e9) // 128
@@ -138,8 +137,8 @@ def test_a_plan_shares_gpus_between_the_learner_and_its_servers():
     two = servers("rollout.sglang.launch=1", 'rollout.sglang.devices=["0,1"]')
     assert two["apart"]["cache_tokens"] == (2 * 0.85 * 80e9 - 2e9) // 128
     # States of linear attention take nine tenths of what keys and values do, of one layer of four.
-    layers = {"num_hidden_layers": 8, "hybrid": Hybrid(2, 4, 16, 16, 4, 0.25)}
-    mixed = servers("rollout.sglang.launch=2", **layers)["apart"]
+    hybrid = published_shape("qwen3.5-0.8b").model_copy(update=sizes | {"num_hidden_layers": 8})
+    mixed = servers("rollout.sglang.launch=2", shape=hybrid)["apart"]
     assert mixed["cache_tokens"] == (0.85 * 80e9 - 2e9) / 1.9 // 128
     none = servers("rollout.sglang.launch=1", memory=31e9)["shared"]
     assert "no room" in plan._server_line("shared", none)

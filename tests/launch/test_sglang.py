@@ -42,7 +42,7 @@ from minirl.model.tokenizer import ChatTokenizer
 from minirl.sglang.sampler import Servers, SglangSampler
 from minirl.train.rollouts import make_sampler
 from minirl.train.supervised import Demonstration, Lessons, supervise
-from minirl.types import Decoding, Reply, Request, Sampler
+from minirl.types import Reply, Request, Sampler
 from tests.minirl import toy
 from tests.waiting import wait_until
 
@@ -79,7 +79,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         steps=120, groups_per_step=12, checkpoint_every=120, optimizer=optimizer, batching=batching
     )
     demonstrations = [
-        Demonstration(((Message("user", question),),), (), answer) for question, answer in shown
+        Demonstration(((Message("user", question),),), (answer,)) for question, answer in shown
     ]
     lessons = Lessons.of(demonstrations, tokenizer, config, seed=0)
     nnx.update(model, supervise(model, lessons, config, folder=folder / "warm"))
@@ -132,9 +132,7 @@ def test_a_reply_of_two_weights_has_the_log_probabilities_of_both(sglang_python,
     new = jax.tree.map(lambda leaf: leaf + 0.05 * jax.random.normal(key, leaf.shape), old)
 
     prompt = tuple(range(100, 140))
-    asked = [
-        Request(episode, (*prompt, episode + 1), LONGEST, Decoding()) for episode in range(EPISODES)
-    ]
+    asked = [Request(episode, (*prompt, episode + 1), LONGEST) for episode in range(EPISODES)]
     replies = {}
     limits = SamplerConfig(max_prompt_tokens=64, max_response_tokens=LONGEST)
     with serve(sglang_python, folder, tmp_path / "server.log") as url:
@@ -221,7 +219,7 @@ def changed(params, rng, scale):
 
 def greedy_turns(sampler: Sampler) -> list[Reply]:
     """Return the greedy replies of an episode of two turns."""
-    replies, request = [], Request(9, (5, 6, 7), 10, Decoding(temperature=0.0))
+    replies, request = [], Request(9, (5, 6, 7), 10, 0.0)
     for _ in range(2):
         sampler.submit(request)
         while not (ended := sampler.advance(max_steps=32)):
@@ -237,7 +235,7 @@ def gaps_of(servers, policy, weights, episode, tokenizer):
     """Let a server sample 16 tokens; return by how much its log-probabilities are off those of the
     policy with each of these weights, on average.
     """
-    request = Request(episode, (5, 6, 7), 16, Decoding())
+    request = Request(episode, (5, 6, 7), 16)
     reply = servers.start(servers.pool.sample(request, tokenizer.stop_ids)).result(200)
     graph, _, frozen = split(policy)
     ids = [*request.ids, *reply.ids]
@@ -263,7 +261,7 @@ def test_servers_compute_what_the_learner_does(model, urls, tmp_path):
             before = params
             params = changed(jax.tree.map(lambda leaf: leaf * 1.2, params), rng, 0.02)
             if version == 1:
-                request = Request(1, (5, 6, 7), LONG, Decoding())
+                request = Request(1, (5, 6, 7), LONG)
                 asked = servers.start(servers.pool.sample(request, tokenizer.stop_ids))
             sampler.set_weights(params, version=version)
             for episode in range(len(urls)):
@@ -299,7 +297,7 @@ def test_a_server_is_given_adapters_alone(sglang_python, kind, model, tmp_path):
     config = SglangConfig(
         launch=1, python=sglang_python, arguments=arguments, variables=VARIABLES, wait_s=480
     )
-    request = Request(1, (5, 6, 7), LONG, Decoding())
+    request = Request(1, (5, 6, 7), LONG)
     with Servers(
         config, model, LIMITS, dtype="float32", seed=0, folder=tmp_path, lora=lora
     ) as servers:

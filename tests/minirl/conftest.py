@@ -1,9 +1,12 @@
-"""Fake servers, and the folder of a model that they serve."""
+"""Fake servers, the folder of a model that they serve, and kernels on a CPU."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
+from jax.experimental import pallas as pl
 
+from minirl.model import splash
 from minirl.sglang import pool
 
 from .fake_sglang import Fake
@@ -33,3 +36,14 @@ def served(tmp_path, monkeypatch):
 def soon(monkeypatch):
     """Let a pool look after its servers more often."""
     monkeypatch.setattr(pool, "_FIRST_PAUSE_S", 0.05)
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+    """Let Pallas' interpreter run the kernels of accelerators."""
+    kernels = splash.splash_attention_kernel
+    for owner, name in ((kernels, "make_splash_mha_single_device"), (pl, "pallas_call")):
+        monkeypatch.setattr(owner, name, partial(getattr(owner, name), interpret=True))
+    splash._kernel.cache_clear()
+    yield
+    splash._kernel.cache_clear()

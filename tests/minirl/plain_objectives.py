@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from minirl.config.algorithms import Cispo, Dapo, DrGrpo, Expo, Grpo, Gspo, ReinforcePlusPlus
+from minirl.config.algorithms import AlgorithmConfig
 
 LONGEST = 14
 N, G = 3, 4
@@ -104,38 +104,47 @@ def over_tokens(rows, start, **options):
     return plain(rows, start, mean=lambda terms, _: terms.sum() / count, **options)
 
 
-K1 = Grpo().model_copy(update={"kl_coef": 0.1, "kl_estimator": "k1", "kl_in": "credit"})
+K1 = AlgorithmConfig().model_copy(update={"kl_coef": 0.1, "kl_estimator": "k1", "kl_in": "credit"})
 CASES: dict[str, Any] = {
     # arXiv:2402.03300, Eq. 3: a mean over rows of means over tokens, less the KL.
-    "grpo": (Grpo(), plain),
+    "grpo": (AlgorithmConfig(), plain),
     "grpo, k1 in the credit": (
         K1, partial(plain, credit=partial(normalised, kl=lambda row: 0.1 * k1(row)))
     ),
     "grpo, k3 in the loss": (
-        Grpo(kl_coef=0.1), partial(plain, kl=lambda x: 0.1 * (np.exp(-x) + x - 1))
+        AlgorithmConfig(kl_coef=0.1), partial(plain, kl=lambda x: 0.1 * (np.exp(-x) + x - 1))
     ),
     "grpo, by the response": (
-        Grpo(aggregation="response_mean"),
+        AlgorithmConfig(aggregation="response_mean"),
         partial(plain, mean=lambda terms, row: terms.sum() / row.length / (N * G)),
     ),
-    "grpo, no correction": (Grpo(correction="none"), partial(plain, correct=lambda rho: 1.0)),
+    "grpo, no correction": (
+        AlgorithmConfig(correction="none"), partial(plain, correct=lambda rho: 1.0)
+    ),
     "grpo, truncated correction": (
-        Grpo(correction_high=1.1), partial(plain, correct=lambda rho: min(rho, 1.1))
+        AlgorithmConfig(correction_high=1.1), partial(plain, correct=lambda rho: min(rho, 1.1))
     ),
     "grpo, masked correction": (
-        Grpo(correction="masked", correction_low=0.8, correction_high=1.3),
+        AlgorithmConfig(correction="masked", correction_low=0.8, correction_high=1.3),
         partial(plain, correct=lambda rho: rho if 0.8 <= rho <= 1.3 else 0.0),
     ),
-    "cispo": (Cispo(clip_high=0.1), partial(over_tokens, is_cispo=True, high=0.1)),
+    "cispo": (
+        AlgorithmConfig(kind="cispo", clip_high=0.1),
+        partial(over_tokens, is_cispo=True, high=0.1),
+    ),
     # arXiv:2503.20783: no std, no length; the constant is the longest response.
     "dr_grpo": (
-        DrGrpo(),
+        AlgorithmConfig(kind="dr_grpo"),
         partial(plain, credit=centred, mean=lambda terms, _: terms.sum() / LONGEST / (N * G)),
     ),
-    "dapo": (Dapo(), partial(over_tokens, high=0.28)),
-    "gspo": (Gspo(), partial(plain, level="sequence")),
-    "reinforce_pp": (ReinforcePlusPlus(kl_coef=0.1), partial(over_tokens, credit=whitened_return)),
+    "dapo": (AlgorithmConfig(kind="dapo"), partial(over_tokens, high=0.28)),
+    "gspo": (AlgorithmConfig(kind="gspo"), partial(plain, level="sequence")),
+    "reinforce_pp": (
+        AlgorithmConfig(kind="reinforce_pp", kl_coef=0.1),
+        partial(over_tokens, credit=whitened_return),
+    ),
     "expo": (
-        Expo(), partial(plain, credit=on_clauses, mean=lambda terms, _: terms.sum() / (N * G))
+        AlgorithmConfig(kind="expo"),
+        partial(plain, credit=on_clauses, mean=lambda terms, _: terms.sum() / (N * G)),
     ),
 }  # fmt: skip

@@ -149,17 +149,18 @@ def scaled_in_the_cache(way):
 
 SCALED = {
     "blockwise": scaled_as_a_set(blockwise(2**20)),
-    "splash": scaled_as_a_set(tpu.splash(interpret=True)),
+    "splash": scaled_as_a_set(tpu.SPLASH),
     "sampler, room": scaled_in_the_cache(sampler_attention._to_seen),
     "sampler, blocks": scaled_in_the_cache(sampler_attention._to_blocks),
     "sampler, kernel": scaled_in_the_cache(
         lambda q_XKQE, keys, _, count_XT: gpu_attention.attend_to_first(
-            q_XKQE, *keys, count_XT[:, 0], interpret=True
+            q_XKQE, *keys, count_XT[:, 0]
         )
     ),
 }
 
 
+@pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("name", SCALED)
 def test_scores_are_scaled_in_fp32(name):
     """As cuDNN does. The scale of heads of 128 is no power of two: a query that is scaled in bf16
@@ -262,7 +263,7 @@ def use(monkeypatch, kernel):
 @pytest.fixture
 def cudnn(monkeypatch):
     """Let the CPU stand for a GPU: cuDNN is there, and its two custom calls are computed by XLA."""
-    kernel = gpu.cudnn()._replace(serves=lambda q, _: gpu._serves(q, described("gpu")))
+    kernel = gpu.CUDNN._replace(serves=lambda q, _: gpu._serves(q, described("gpu")))
     use(monkeypatch, kernel)
 
 
@@ -271,14 +272,11 @@ def described(platform, capability="9.0"):
 
 
 @pytest.fixture
-def splash(monkeypatch):
-    """Let the CPU stand for a TPU: Pallas' interpreter runs its kernels."""
+def splash(interpreted, monkeypatch):
+    """Let the CPU stand for a TPU."""
     # Small blocks, so that there are several, some of them whole and some cut by the mask.
     monkeypatch.setattr(tpu, "_LARGEST_BLOCK", 128)
-    tpu._kernel.cache_clear()
-    use(monkeypatch, tpu.splash(interpret=True))
-    yield
-    tpu._kernel.cache_clear()
+    use(monkeypatch, tpu.SPLASH)
 
 
 def test_a_kernel_is_that_of_the_mesh_if_it_serves_the_type():
@@ -359,7 +357,7 @@ def test_the_program_for_nvidia_calls_cudnn(cudnn):
 
 
 def test_the_program_for_tpus_calls_splash(monkeypatch):
-    use(monkeypatch, tpu.splash())
+    use(monkeypatch, tpu.SPLASH)
     program = lowered("tpu")
     for phase in ("fwd_segmented_residuals", "dq_segmented", "dkv_segmented"):
         assert f"splash_mha_{phase}" in program

@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from minirl.config import BatchingConfig, LoraConfig, OptimizerConfig
-from minirl.config.algorithms import Grpo
+from minirl.config.algorithms import AlgorithmConfig
 from minirl.exchange import UserError
 from minirl.model import huggingface
 from minirl.model.config import read_config
@@ -26,7 +26,7 @@ from minirl.model.sharding import param_path
 from minirl.train.batching import MicroBatches
 from minirl.train.losses import policy_loss
 from minirl.train.update import Learner
-from minirl.types import Decoding, Request, TokenRow
+from minirl.types import Request, TokenRow
 from tests import plain_model
 from tests.plain_model import arrays, assert_same
 
@@ -57,7 +57,7 @@ def test_adapters_of_matrices_that_the_model_lacks_are_refused():
 
 def learner_of(model):
     """Return a learner whose step is the gradient itself, and the weights."""
-    loss = partial(policy_loss, Grpo(kl_coef=0.1))
+    loss = partial(policy_loss, AlgorithmConfig(kl_coef=0.1))
     return Learner(model, loss, optax.sgd(1.0), temperature=0.8), trained(model)
 
 
@@ -86,7 +86,7 @@ def sampled_groups(sampler):
     """Sample 16 groups of 4 replies of 32 tokens as rows."""
     rng = np.random.default_rng(0)
     prompts = [tuple(rng.integers(4, 60, 8).tolist()) for _ in range(16)]
-    asked = [Request(n, prompts[n // 4], 32, Decoding(0.8)) for n in range(64)]
+    asked = [Request(n, prompts[n // 4], 32, 0.8) for n in range(64)]
     rows = []
     for number, reply in sorted(toy.run(sampler, asked).items()):
         ids = np.array([*prompts[number // 4], *reply.ids])

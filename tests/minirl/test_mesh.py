@@ -2,7 +2,6 @@
 
 import math
 from contextlib import closing
-from dataclasses import replace
 
 import jax
 import pytest
@@ -10,7 +9,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 from minirl.config import LoraConfig
-from minirl.config.algorithms import Gspo
+from minirl.config.algorithms import AlgorithmConfig
 from minirl.exchange import UserError
 from minirl.model.lora import add_adapters, described, trained
 from minirl.model.sharding import make_mesh, param_path, param_shardings, row_parts
@@ -49,7 +48,7 @@ def update(shape, options, **sizes):
 @pytest.mark.parametrize(
     ("shape", "options", "sizes"),
     [
-        ({"data": 2, "fsdp": 2, "tensor": 2}, {"algorithm": Gspo()}, WIDE),
+        ({"data": 2, "fsdp": 2, "tensor": 2}, {"algorithm": AlgorithmConfig(kind="gspo")}, WIDE),
         ({"fsdp": 2, "tensor": 4}, {"lora": LoraConfig(rank=3, alpha=6)}, {}),
     ],
 )
@@ -90,7 +89,7 @@ def test_a_checkpoint_is_read_on_another_mesh_and_on_none(tmp_path):
 
 
 def specs(mesh, **changes):
-    shapes = nnx.state(described(replace(toy.CONFIG, **changes)))
+    shapes = nnx.state(described(toy.CONFIG.model_copy(update=changes)))
     leaves = jax.tree.leaves_with_path(param_shardings(shapes, mesh))
     return {param_path(path): sharding.spec for path, sharding in leaves}
 

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minirl.config import BatchingConfig
-from minirl.config.algorithms import AlgorithmConfig, Dapo, Expo
+from minirl.config.algorithms import AlgorithmConfig
 from minirl.exchange import CreditSpan
 from minirl.train import losses
 from minirl.train.advantages import (
     SpanCredit,
     character_ranges,
-    estimate,
+    group_normalised,
     groups_to_train,
     span_credit,
     token_advantages,
@@ -37,7 +37,7 @@ EXPO = CREDIT["expo"]
 
 @pytest.mark.parametrize("case", OBJECTIVE["advantages"], ids=lambda case: case["id"])
 def test_group_normalised(case):
-    advantages = estimate(np.array([case["rewards"]]), estimator="group_normalised")
+    advantages = group_normalised(np.array([case["rewards"]]))
     # The epsilon beside the standard deviation takes a millionth away.
     np.testing.assert_allclose(advantages, [case["advantages"]], rtol=2e-6, atol=1e-6)
 
@@ -50,7 +50,10 @@ def test_groups_to_train(case):
     )
     numbers = groups_to_train(rewards, correct, **case["rules"])
     assert [list(groups)[number] for number in numbers] == case["kept"]
-    assert (Dapo().correctness_filter, Dapo().max_rounds > 1) == ("mixed", True)
+    assert (
+        AlgorithmConfig(kind="dapo").correctness_filter,
+        AlgorithmConfig(kind="dapo").max_rounds > 1,
+    ) == ("mixed", True)
 
 
 def loss_of(logp_BT, old_logp_BT, advantage_BT, is_action_BT, weight_BT, algorithm):
@@ -122,14 +125,22 @@ def test_coefficients_of_expo(form):
     spans = SpanCredit(np.array([0.0, *EXPO["rewards"]]), np.array([False, True, True, True]))
     policy, reference = (np.log([1.0, *EXPO[name]]) for name in ("policy", "reference"))
     kl = losses.kl_divergence(policy, reference, estimator="k1")
-    (found,) = fold([row([0, 1, 1, 1])], [[9.0]], Expo(token_credit=form), spans=[spans], kl=[kl])
+    (found,) = fold(
+        [row([0, 1, 1, 1])],
+        [[9.0]],
+        AlgorithmConfig(kind="expo", token_credit=form),
+        spans=[spans],
+        kl=[kl],
+    )
     np.testing.assert_allclose(found, [0, *EXPO[form]], atol=1e-6)
 
 
 def test_the_value_of_a_turn_is_the_advantage_of_its_tokens():
     # Two turns of two tokens, an observation between them: step-wise credit, no group.
     turns = SpanCredit(np.array([0, 1, 1, 0, 0, -0.5, -0.5]), np.array([0, 1, 1, 0, 0, 1, 1], bool))
-    (found,) = fold([row([0, 1, 1, 0, 0, 1, 1])], [[0.5]], Expo(), spans=[turns])
+    (found,) = fold(
+        [row([0, 1, 1, 0, 0, 1, 1])], [[0.5]], AlgorithmConfig(kind="expo"), spans=[turns]
+    )
     assert found == [0, 1, 1, 0, 0, -0.5, -0.5]
 
 

@@ -1,6 +1,5 @@
 """A plan's counts against what is compiled, and the devices it knows."""
 
-from dataclasses import replace
 from functools import partial
 
 import jax
@@ -24,12 +23,14 @@ from minirl.plan.fit import Devices, Learning, WarmStart, abstract_model, publis
 from minirl.train.batching import BatchShape
 from minirl.train.supervised import Demonstration, Lessons, supervise
 from minirl.train.update import abstract_batch
-from minirl.types import Decoding, Request
+from minirl.types import Request
 from tests.vectors import read
 
 from . import toy
 
-SHAPE = replace(toy.CONFIG, hidden_size=128, intermediate_size=512, head_dim=32, qk_norm=False)
+SHAPE = toy.CONFIG.model_copy(
+    update={"model_type": "qwen2", "hidden_size": 128, "intermediate_size": 512, "head_dim": 32}
+)
 LIMITS = SamplerConfig()
 TOPOLOGIES = read("topologies")
 
@@ -47,7 +48,7 @@ def programs_of(phase, *shape):
 
 def test_bytes_are_those_of_the_compiled_programs():
     mesh = make_mesh({"fsdp": 4, "tensor": 2})
-    shape = replace(SHAPE, num_hidden_layers=6)
+    shape = SHAPE.model_copy(update={"num_hidden_layers": 6})
     phase = learning(shape, mesh, dtype="bfloat16", moments="bfloat16")
     lowered = programs_of(phase, 1280, 1, 256, 4, 256)
     programs = {name: compile_program(low) for name, low in lowered.items()}
@@ -99,8 +100,9 @@ def test_flops_are_those_of_the_unrolled_program():
 
 def test_a_program_does_not_grow_with_depth_and_holds_a_gradient_once():
     """Beside the sum of gradients there is one gradient, that of the micro-batch."""
-    deep = [replace(SHAPE, num_hidden_layers=depth, intermediate_size=2048) for depth in (12, 24)]
-    phases = list(map(learning, deep))
+    wide = {"intermediate_size": 2048}
+    deep = [{"num_hidden_layers": depth, **wide} for depth in (12, 24)]
+    phases = [learning(SHAPE.model_copy(update=changes)) for changes in deep]
     lowered = [programs_of(one, 288, 1, 32, 1, 256)["gradient"] for one in phases]
     assert len({len(one.as_text().splitlines()) for one in lowered}) == 1
     gradient = device_bytes(phases[1].state.params)
@@ -145,7 +147,7 @@ def test_a_run_reads_what_its_plan_compiled(tmp_path, compiled):
     measured = limits.model_copy(update={"max_prompt_tokens": 48})
     source, train = ModelSource(dtype="float32"), TrainConfig(lora=lora)
     base, adapted = (abstract_model(model.config, source, None, lora=one) for one in (None, lora))
-    taught = [Demonstration(((toy.Message("user", "ABCD"),),), (), text) for text in ("EF", "GH")]
+    taught = [Demonstration(((toy.Message("user", "ABCD"),),), (text,)) for text in ("EF", "GH")]
     lessons = Lessons.of(taught, toy.Tokenizer(), warm, seed=0)
     devices = Devices(jax.local_devices()[:1], 2.0**34)
     for phase in (
@@ -157,7 +159,7 @@ def test_a_run_reads_what_its_plan_compiled(tmp_path, compiled):
     # So that nothing is found in memory.
     jax.clear_caches()
     sampler = toy.sampler(model, slots=2, max_prompt_tokens=48, max_response_tokens=20)
-    toy.run(sampler, [Request(e, tuple(range(4, 40 + e)), 4, Decoding()) for e in range(2)])
+    toy.run(sampler, [Request(e, tuple(range(4, 40 + e)), 4) for e in range(2)])
     add_adapters(model, lora, seed=0)
     supervise(model, lessons, warm, folder=tmp_path / "warm")
     new = {name.partition("-")[0] for name in compiled() - planned}

@@ -6,7 +6,6 @@ import sqlite3
 import threading
 import time
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ import pytest
 from minirl.config import SamplerConfig
 from minirl.exchange import Message
 from minirl.sample.rollout import Rollout, flatten
-from minirl.types import Decoding, Reply, Trajectory, Turn
+from minirl.types import Reply, Trajectory, Turn
 
 from . import toy
 
@@ -123,13 +122,13 @@ def test_a_thought_that_the_prompt_opened_says_nothing_if_cut_off(prompt, reply,
     ("first", "said", "glue"), [((7, 8, 1), (7, 8, 1), ()), ((7, 8, 7, 7), (7, 8, 7), (1,))]
 )
 def test_history_is_only_appended_to_and_glue_closes_a_reply_that_did_not_stop(first, said, glue):
-    sampler, greedy = Script([first, (9, 1)]), Decoding(temperature=0.0)
-    limits = {"max_reply_tokens": 3}
-    ((trajectory,),) = play(sampler, Turns(2), ["AB"], limits=limits, decoding=greedy)
+    sampler = Script([first, (9, 1)])
+    limits = {"max_reply_tokens": 3, "temperature": 0.0, "top_p": 0.9}
+    ((trajectory,),) = play(sampler, Turns(2), ["AB"], limits=limits)
     prompt, observed = (2, 4, 5, 3), (*glue, 2, 10, 18, 3)
     later = (*prompt, *said, *observed)
     assert [request.ids for request in sampler.requests] == [prompt, later]
-    assert {request.decoding for request in sampler.requests} == {greedy}
+    assert {(one.temperature, one.top_p) for one in sampler.requests} == {(0.0, 0.9)}
     assert [turn.observation_ids for turn in trajectory.turns] == [prompt, observed]
     flat = flatten(trajectory)
     assert flat.ids.tolist() == [*later, 9, 1]
@@ -232,7 +231,7 @@ def test_runs_agree_whatever_the_environments_take():
         assert sampler.is_repeatable == settings.get("repeatable", True)
         environment, limits = Turns(2, delay_s=delay_s), {"max_reply_tokens": 9}
         groups = play(sampler, environment, ["AB", "CDE"], group_size=4, limits=limits)
-        return groups, replace(sampler.work)
+        return groups, dict(sampler.work)
 
     in_order, work = once(0.0)
     assert once(0.02) == (in_order, work)

@@ -8,7 +8,7 @@ from operator import itemgetter
 import pytest
 
 from minirl.config import RolloutConfig, SglangConfig
-from minirl.config.algorithms import Grpo
+from minirl.config.algorithms import AlgorithmConfig
 from minirl.exchange import LostError
 from minirl.run import preemption
 from minirl.run.preemption import Preempted
@@ -132,7 +132,7 @@ def test_rounds_ahead_take_the_seconds_in_which_they_are_played(begin, monkeypat
         return episodes
 
     monkeypatch.setattr(Rollouts, "_round", timed)
-    filtered = Grpo(correctness_filter="mixed", max_rounds=2)
+    filtered = AlgorithmConfig(correctness_filter="mixed", max_rounds=2)
     begin(lag=1, steps=2, algorithm=filtered, judge=lambda _: toy.scored(0.0, False)).run(ignore)
     lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
     assert [line["time/round_s"] for line in lines] == [10 + 11, 12 + 13]

@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
@@ -29,11 +30,11 @@ from minirl.sample.weights import (
     local_model,
     local_params,
 )
-from minirl.types import Decoding, Request
+from minirl.types import Request
 
 from . import toy
 
-PLAIN, GREEDY = Decoding(), Decoding(temperature=0.0)
+PLAIN, GREEDY = 1.0, 0.0  # temperatures
 # Programs that draw are compiled layer by layer; most of what is tested here is as true of one.
 shallow = partial(toy.model, layers=1)
 
@@ -49,7 +50,7 @@ def expected_logprobs(model, ids, *, start, temperature=1.0):
 
 def check(model, request, reply):
     """Compare a reply's log-probabilities with those of a forward pass."""
-    ids, temperature = request.ids + reply.ids, request.decoding.temperature or 1.0
+    ids, temperature = request.ids + reply.ids, request.temperature or 1.0
     expected = expected_logprobs(model, ids, start=len(request.ids), temperature=temperature)
     np.testing.assert_allclose(reply.logprobs, expected, atol=1e-4)
 
@@ -66,8 +67,8 @@ def test_log_probabilities_equal_the_learners_and_greedy_takes_the_likeliest():
     # prompts than full groups of four need.
     prompts = [prompt(40), prompt(40), prompt(7, seed=1), prompt(1, seed=2), prompt(20, seed=3)]
     prompts.append(prompt(11))
-    ways = [PLAIN, PLAIN, Decoding(0.7), Decoding(top_p=0.6), Decoding(1.3), GREEDY]
-    requests = [Request(e, ids, 20, ways[e]) for e, ids in enumerate(prompts)]
+    ways = [(PLAIN,), (PLAIN,), (0.7,), (PLAIN, 0.6), (1.3,), (GREEDY,)]
+    requests = [Request(e, ids, 20, *ways[e]) for e, ids in enumerate(prompts)]
     replies = toy.run(toy.sampler(model, group_size=4), requests)
     for request in requests:
         check(model, request, replies[request.episode])
@@ -129,12 +130,12 @@ def test_a_free_slot_is_taken_at_once_and_a_group_computes_its_prompt_once():
     lengths = [24] + [8] * 9
     replies = toy.run(sampler, [Request(e, prompt(9), n, PLAIN) for e, n in enumerate(lengths)])
     assert [len(replies[e].ids) for e in range(10)] == lengths
-    assert sampler.work.steps == 24
+    assert sampler.work["steps"] == 24
     # Eight episodes of each prompt on four slots: the prompt stays for the second four. Its last
     # token is fed by the loop that draws.
-    before = sampler.work.filled
+    before = sampler.work["filled"]
     toy.run(sampler, [Request(e, prompt(10, seed=50 + e // 8), 3, PLAIN) for e in range(16)])
-    assert sampler.work.filled - before == 9 + 9
+    assert sampler.work["filled"] - before == 9 + 9
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
@@ -148,13 +149,13 @@ def test_what_prompts_share_is_computed_once(hybrid):
     sampler = toy.sampler(model, slots=6, group_size=2, max_prompt_tokens=80)
     replies = toy.run(sampler, requests)
     # Of each the last token is fed by the loop that draws, and 39 or 40 are there already.
-    assert sampler.work.filled == 39 + 45 + 29 + 41 - (0 if hybrid else 39 + 40)
+    assert sampler.work["filled"] == 39 + 45 + 29 + 41 - (0 if hybrid else 39 + 40)
     for request in requests:
         check(model, request, replies[request.episode])
     # Later requests are answered as they would be alone.
-    before = sampler.work.filled
+    before = sampler.work["filled"]
     toy.run(sampler, requests[1:2])
-    assert sampler.work.filled == before + 45
+    assert sampler.work["filled"] == before + 45
 
 
 class Counted(int):
@@ -265,23 +266,23 @@ def test_episodes_that_had_to_wait_say_the_same():
     found = later_turns(tight, requests)
     assert found == later_turns(roomy, requests)
     # Two episodes at a time in place of eight.
-    assert tight.work.steps >= 4 * roomy.work.steps
+    assert tight.work["steps"] >= 4 * roomy.work["steps"]
     # Of a prompt all but the last token, once a group; of a later turn as many tokens as are new:
     # the reply's last, and the observation without its own last.
-    assert tight.work.filled == roomy.work.filled == 4 * 19 + 8 * 2 * 4
+    assert tight.work["filled"] == roomy.work["filled"] == 4 * 19 + 8 * 2 * 4
     assert later_turns(toy.sampler(shallow(), seed=1, **sizes), requests) != found
 
 
 def test_a_reply_that_has_ended_is_not_computed_beside_others():
     # Three episodes a prompt; those that go on are of all prompts, and not the first ones.
     requests = [
-        Request(e, prompt(9 + e // 3, seed=e // 3), 3 + 4 * (e % 3), Decoding(float(e % 2)))
+        Request(e, prompt(9 + e // 3, seed=e // 3), 3 + 4 * (e % 3), float(e % 2))
         for e in range(12)
     ]
 
     def replies(rows):
         sampler = toy.sampler(shallow(), slots=12, group_size=3, stop_ids=toy.NEVER, rows=rows)
-        return toy.run(sampler, requests, max_steps=4), sampler.work.decoded
+        return toy.run(sampler, requests, max_steps=4), sampler.work["decoded"]
 
     expected, decoded = replies(())
     found, fewer = replies((2, 4, 8))
@@ -308,16 +309,16 @@ def test_few_programs_serve_many_lengths():
 
 # What is spoilt (one number of it), by what, and how tokens are drawn.
 @pytest.mark.parametrize(
-    ("name", "value", "decoding"),
+    ("name", "value", "how"),
     [
-        ("final_norm", np.inf, GREEDY),
-        ("embed", np.nan, PLAIN),
-        ("unembed", np.nan, GREEDY),
-        ("unembed", -np.inf, Decoding(top_p=0.5)),
-        ("q", np.inf, PLAIN),
+        ("final_norm", np.inf, [GREEDY]),
+        ("embed", np.nan, [PLAIN]),
+        ("unembed", np.nan, [GREEDY]),
+        ("unembed", -np.inf, [PLAIN, 0.5]),
+        ("q", np.inf, [PLAIN]),
     ],
 )
-def test_no_token_is_drawn_from_what_are_no_numbers(name, value, decoding):
+def test_no_token_is_drawn_from_what_are_no_numbers(name, value, how):
     sampler, model = toy.sampler(shallow()), toy.spread(shallow(), None)
     weight = getattr(model.layers if name == "q" else model, name)
     # Token 7, which the prompt has; of others the first number.
@@ -325,7 +326,7 @@ def test_no_token_is_drawn_from_what_are_no_numbers(name, value, decoding):
     weight[...] = weight[...].at[place].set(value)
     sampler.set_weights(trained(model), version=1)
     with pytest.raises(UserError, match="no numbers to draw from"):
-        toy.run(sampler, [Request(0, (7, 8, 9), 6, decoding)])
+        toy.run(sampler, [Request(0, (7, 8, 9), 6, *how)])
 
 
 # Drawing a token: shares, temperature, top-p, log-probabilities.
@@ -402,7 +403,7 @@ def plan(config, gb, *, mesh=None, room=1e9):
 def test_a_mesh_samples_the_same(shape, platform, hybrid, monkeypatch):
     rng = np.random.default_rng(0)
     prompts = [tuple(rng.integers(4, 60, 9 + 5 * n).tolist()) for n in range(5)]
-    requests = [Request(e, prompts[e // 4], 12, Decoding(float(e % 4 < 3))) for e in range(18)]
+    requests = [Request(e, prompts[e // 4], 12, float(e % 4 < 3)) for e in range(18)]
     requests = requests[:10] if hybrid else requests
     # The last episodes leave slots empty, not the same number in every part.
     sizes: Any = {"slots": 7, "group_size": 4, "rows": (2,) if hybrid else (1, 2)}
@@ -545,6 +546,7 @@ def test_a_reference_copy_shares_no_memory_and_has_matrices_in_the_type_of_the_c
 # The kernel of one new token a row, run by Pallas' interpreter.
 
 
+@pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize(
     ("queries", "dtype", "tolerance"),
     [(1, jnp.bfloat16, 1e-2), (7, jnp.float32, 1e-5), (20, jnp.bfloat16, 1e-2)],
@@ -561,7 +563,7 @@ def test_it_attends_to_as_many_keys_as_it_is_told(queries, dtype, tolerance):
     is_there = jnp.arange(96)[None] < count[:, None]
     unread = v.at[jnp.arange(6)[:, None], jnp.where(is_there, 96, jnp.arange(96)[None])]
     keys = (array.reshape(6, 96, -1) for array in (k, unread.set(7e3, mode="drop")))
-    found = gpu_attention.attend_to_first(q, *keys, count, interpret=True)
+    found = gpu_attention.attend_to_first(q, *keys, count)
     scores = jnp.einsum("xkme,xlke->xkml", q, k, preferred_element_type=jnp.float32)
     scores = jnp.where(is_there[:, None, None], scores / 32**0.5, MASKED)
     expected = attend_to_keys(scores, v.swapaxes(1, 2))
@@ -571,6 +573,7 @@ def test_it_attends_to_as_many_keys_as_it_is_told(queries, dtype, tolerance):
     assert (found[1][0] < MASKED / 2).all()
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_a_sampler_with_it_draws_the_same(monkeypatch):
     requests = [
         Request(e, tuple(range(4, 4 + length)), tokens, PLAIN)
@@ -583,13 +586,8 @@ def test_a_sampler_with_it_draws_the_same(monkeypatch):
         return toy.run(sampler, requests)
 
     expected = replies(48)
-    kernel, called = gpu_attention.attend_to_first, []
-
-    def interpreted(*arrays):
-        called.append(True)
-        return kernel(*arrays, interpret=True)
-
     monkeypatch.setattr(attention, "has_kernel", lambda *_: True)
-    monkeypatch.setattr(gpu_attention, "attend_to_first", interpreted)
-    assert_same_replies(replies(96), expected)
-    assert called
+    own = gpu_attention.attend_to_first
+    with patch.object(gpu_attention, "attend_to_first", wraps=own) as kernel:
+        assert_same_replies(replies(96), expected)
+    kernel.assert_called()

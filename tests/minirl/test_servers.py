@@ -36,7 +36,7 @@ from minirl.sglang import process, transfer
 from minirl.sglang.sampler import Servers
 from minirl.sglang.server import Generated, PushedWeights
 from minirl.train.rollouts import gather_metrics, make_sampler
-from minirl.types import Decoding, Request
+from minirl.types import Request
 from tests.waiting import is_alive, wait_until
 
 from . import toy
@@ -44,7 +44,7 @@ from .fake_sglang import STOP, Fake
 from .test_rollout import Turns
 from .toy import adapted, spread
 
-REQUEST = Request(0, (5, 6, 7), 8, Decoding())
+REQUEST = Request(0, (5, 6, 7), 8)
 LORA = LoraConfig(rank=2)
 DEADLINES: dict[str, Any] = dict.fromkeys(("timeout_s", "wait_s"), 30.0)
 
@@ -185,7 +185,7 @@ def numbers_are(servers, /, **wanted):
 
 def test_a_request_says_everything_that_a_server_could_have_preset(fakes, serve):
     servers = serve(fakes[:1])
-    request = Request(0, (5,), 2, Decoding(0.7, 0.9))
+    request = Request(0, (5,), 2, 0.7, 0.9)
     for _ in range(3):
         (reply,) = ask(servers, request=request, stop_ids=(STOP, 3))
     assert reply.ids == (10, 11)
@@ -434,7 +434,7 @@ def test_launched_servers_have_room_for_the_adapters_and_for_no_others():
         "--lora-target-modules", "q_proj", "down_proj",
     ]  # fmt: skip
     # No name of linear attention is on SGLang's list.
-    assert transfer.lora_options(LoraConfig(rank=4, targets=("q",)), toy.HYBRID.hybrid)[-1] == "all"
+    assert transfer.lora_options(LoraConfig(rank=4, targets=("q",)), toy.HYBRID)[-1] == "all"
 
 
 # Samplers before servers: weights are brought once, and many episodes stay apart.
@@ -683,7 +683,7 @@ def test_adapters_of_linear_attention_are_pushed_as_sglang_joins_them(tmp_path, 
     model = adapted(spread(toy.model(hybrid=True), None), lora)
     expected = dict(huggingface.tensors(trained(model)))
     folder = transfer.write_adapters(
-        tmp_path, "x", trained(model), lora, base=tmp_path, hybrid=toy.HYBRID.hybrid
+        tmp_path, "x", trained(model), lora, base=tmp_path, hybrid=toy.HYBRID
     )
     found = load_file(folder / "adapter_model.safetensors")
     config = json.loads((folder / "adapter_config.json").read_text())
@@ -714,7 +714,7 @@ def test_only_one_version_is_kept(tmp_path):
 
 # How much more than the model a process holds while it writes it.
 PEAK = """
-import dataclasses, sys
+import sys
 import jax, jax.numpy as jnp
 from flax import nnx
 from pathlib import Path
@@ -725,7 +725,7 @@ from minirl.sglang import transfer
 from minirl.sglang.transfer import whole_tensors, write_version
 from tests.memory import peak_bytes
 sizes = {"hidden_size": 256, "intermediate_size": 2048, "num_hidden_layers": 32}
-config = dataclasses.replace(CONFIG, **sizes, num_attention_heads=8)
+config = CONFIG.model_copy(update=sizes | {"num_attention_heads": 8})
 shapes = nnx.state(nnx.eval_shape(lambda: Decoder(config, key=jax.random.key(0))), nnx.Param)
 places = param_shardings(shapes, make_mesh({"fsdp": 2, "tensor": 2}))
 params = jax.tree.map(lambda leaf, place: jnp.ones(leaf.shape, device=place), shapes, places)

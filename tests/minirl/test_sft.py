@@ -21,11 +21,11 @@ from minirl.train.supervised import (
     Lessons,
     encode,
     epoch_groups,
-    groups_of_step,
     share_prefix,
     supervise,
 )
 from minirl.train.update import Learner
+from minirl.types import TokenRow
 
 from . import toy
 
@@ -45,7 +45,7 @@ def shown(*texts):
 
 def test_only_the_target_is_trained_on():
     # AB asks, C is a mistake, D tells so, EF mends it. 2 and 3 stand around a message, 1 ends.
-    repair = Demonstration(shown("AB", "D"), ("C",), "EF")
+    repair = Demonstration(shown("AB", "D"), ("C", "EF"))
     row = encode(repair, toy.Tokenizer())
     assert row.ids.tolist() == [2, 4, 5, 3, 6, 1, 2, 7, 3, 8, 9, 1]
     assert row.is_action.tolist() == [False] * 9 + [True] * 3
@@ -57,7 +57,7 @@ def test_only_the_target_is_trained_on():
 def test_of_a_transcript_several_replies_are_learnt_and_responses_never():
     # AB asks, C is a call, D its response, E another call, F its response, G the answer.
     texts = shown("AB", "D", "F")
-    transcript = Demonstration(texts, ("C", "E"), "G", learnt=2, learn_responses=False)
+    transcript = Demonstration(texts, ("C", "E", "G"), learnt=2, learn_responses=False)
     row = encode(transcript, toy.Tokenizer())
     assert row.ids.tolist() == [2, 4, 5, 3, 6, 1, 2, 7, 3, 8, 1, 2, 9, 3, 10, 1]
     learnt = [number for number, learns in enumerate(row.is_action) if learns]
@@ -79,7 +79,7 @@ def test_of_a_transcript_several_replies_are_learnt_and_responses_never():
     ],
 )
 def test_rows_share_what_all_prompts_begin_with(prompts, shared):
-    texts = [Demonstration(shown(text), (), "Z") for text in prompts]
+    texts = [Demonstration(shown(text), ("Z",)) for text in prompts]
     rows = [encode(one, toy.Tokenizer(), learn_prompt=True) for one in texts]
     for row, new in zip(rows, share_prefix(rows), strict=True):
         assert new.prompt_length == shared
@@ -118,18 +118,21 @@ def test_an_epoch_covers_every_demonstration_in_an_order_of_its_own():
 
 def test_steps_go_through_epoch_after_epoch():
     config = SftConfig(groups_per_step=4, group_size=2)
-    steps = [groups_of_step(KINDS, step, config=config, seed=1) for step in range(3)]
+    none = np.zeros(2, np.float32)
+    ids = (np.array([number, 0]) for number in range(len(KINDS)))
+    lessons = Lessons([TokenRow(one, one > 0, none, 1.0, 1) for one in ids], KINDS, 0, seed=1)
+    groups = chain(*(lessons.groups(step, config) for step in range(3)))
     epochs = [epoch_groups(KINDS, group_size=2, seed=1, epoch=epoch) for epoch in range(2)]
-    assert list(chain(*steps)) == list(chain(*epochs))
+    assert [[row.ids[0] for row in group] for group in groups] == list(chain(*epochs))
 
 
 def demonstrations():
     """Four questions of one beginning, a repair among them."""
     return [
-        Demonstration(shown("SCHEMAQA"), (), "AA", "db"),
-        Demonstration(shown("SCHEMAQB"), (), "BBBB", "db"),
-        Demonstration(shown("SCHEMAQC", "NO"), ("XY",), "C", "db"),
-        Demonstration(shown("SCHEMAD"), (), "DD", "db"),
+        Demonstration(shown("SCHEMAQA"), ("AA",), "db"),
+        Demonstration(shown("SCHEMAQB"), ("BBBB",), "db"),
+        Demonstration(shown("SCHEMAQC", "NO"), ("XY", "C"), "db"),
+        Demonstration(shown("SCHEMAD"), ("DD",), "db"),
     ]
 
 

@@ -158,7 +158,7 @@ def test_an_end_of_turn_that_stops_no_reply_is_told(tmp_path, caplog, template, 
 
 def test_a_tokenizer_of_a_larger_model_is_refused(tmp_path):
     folder = write_folder(tmp_path, PLAIN)
-    rows = ChatTokenizer(folder).vocab_size
+    rows = len(ChatTokenizer(folder)._chat)
     ChatTokenizer(set_config(folder, vocab_size=rows))
     with pytest.raises(UserError, match=rf"ids up to {rows - 1}, .* {rows - 1} rows") as caught:
         ChatTokenizer(set_config(folder, vocab_size=rows - 1))

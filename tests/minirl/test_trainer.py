@@ -19,7 +19,7 @@ import pytest
 from flax import nnx
 
 from minirl.config import BatchingConfig, OptimizerConfig
-from minirl.config.algorithms import Expo, Grpo
+from minirl.config.algorithms import AlgorithmConfig
 from minirl.exchange import CreditSpan, LostError, UserError
 from minirl.run import distributed, preemption
 from minirl.run.checkpoint import read_raw_params
@@ -27,7 +27,7 @@ from minirl.run.preemption import Preempted
 from minirl.sample import decode
 from minirl.train.optimizer import learning_rate
 from minirl.train.rollouts import examples_of_step
-from minirl.types import Decoding, Request
+from minirl.types import Request
 from tests.plain_model import assert_close, assert_same
 
 from . import toy
@@ -84,7 +84,7 @@ def test_a_step_draws_from_nuclei_and_learns_from_whole_replies(tmp_path, monkey
     monkeypatch.setattr(toy, "SAMPLER", nuclei)
     monkeypatch.setattr(toy, "LEARNERS", {})
     changes = {"steps": 1, "kl_every": None}
-    pairs = sampled_in(tmp_path, algorithm=Grpo(mask_cut_off=True), **changes)
+    pairs = sampled_in(tmp_path, algorithm=AlgorithmConfig(mask_cut_off=True), **changes)
     ends = {(one.turns[-1].reply.finish, bool(row.is_action.any())) for one, row in pairs}
     assert ends == {("stop", True), ("length", False)}
     (line,) = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
@@ -142,7 +142,7 @@ def test_without_groups_to_train_on_weights_stay_and_the_rate_follows_the_step(t
     shaping alone: Adam's first update is the rate of that step.
     """
     falling = OptimizerConfig(learning_rate=0.1, schedule="cosine", weight_decay=0.0)
-    mixed = Grpo(correctness_filter="mixed", max_rounds=3)
+    mixed = AlgorithmConfig(correctness_filter="mixed", max_rounds=3)
 
     def judge(episode):
         score = toy.score(episode)
@@ -212,7 +212,7 @@ def test_a_signal_is_noticed_among_rewards_and_micro_batches(tmp_path, place, ti
 
         return call
 
-    algorithm = Grpo(kl_coef=0.1, kl_in="credit", kl_estimator="k1")
+    algorithm = AlgorithmConfig(kl_coef=0.1, kl_in="credit", kl_estimator="k1")
     changes: dict[str, Any] = {"judge": told(toy.score)} if place == "reward" else {}
     trainer = toy.trainer(tmp_path, algorithm=algorithm, **changes)
     if place == "reference":
@@ -247,7 +247,7 @@ def test_every_example_comes_once_before_any_comes_again_and_strata_are_spread()
 
 def test_mini_batches_are_updates_one_after_the_other(tmp_path):
     """Four updates by hand, with the learner's log-probabilities before the first in all."""
-    algorithm = Grpo(correction_high=1.01, kl_coef=0.1)
+    algorithm = AlgorithmConfig(correction_high=1.01, kl_coef=0.1)
     falling = toy.TRAIN.optimizer.model_copy(update={"schedule": "cosine"})
     steps: list[Any] = []
     trainer = toy.trainer(
@@ -307,7 +307,8 @@ def credited(episode):
 def test_credit_of_letters_reaches_single_trajectories(tmp_path):
     pairs = sampled_in(
         tmp_path, steps=1, group_size=1, prompts_per_step=24, judge=credited,
-        algorithm=Expo(), batching=BatchingConfig(prompt_multiple=8, answer_multiple=24),
+        algorithm=AlgorithmConfig(kind="expo"),
+        batching=BatchingConfig(prompt_multiple=8, answer_multiple=24),
     )  # fmt: skip
     for trajectory, row in pairs:
         end = 0
@@ -416,7 +417,7 @@ LIVES = (
 def programs(trainer):
     """Sample a token, and count all programs of the update and of the sampler that there are."""
     trainer._sampler.set_weights(trainer.params, version=0)
-    trainer._sampler.submit(Request(0, (2, 3, 4, 5), 1, Decoding()))
+    trainer._sampler.submit(Request(0, (2, 3, 4, 5), 1))
     trainer._sampler.advance(max_steps=1)
     trainer._sampler.release(0)
     return trainer._learner.programs, decode.compilations()

@@ -1,7 +1,6 @@
 """The update's gradient, against an objective and an attention written out plainly."""
 
 import copy
-import dataclasses
 import functools
 import math
 from functools import partial
@@ -185,7 +184,7 @@ def test_logits_of_the_learner(param_dtype):
 
 def model_of(**changes):
     """Describe a decoder that computes in bfloat16 on weights in fp32."""
-    return described(dataclasses.replace(toy.CONFIG, **changes), dtype=jnp.bfloat16)
+    return described(toy.CONFIG.model_copy(update=changes), dtype=jnp.bfloat16)
 
 
 def test_logits_of_the_sampler():

@@ -28,9 +28,9 @@ from tokenizers import pre_tokenizers as pre
 from tokenizers.trainers import BpeTrainer
 
 from minirl.config import BatchingConfig, LoraConfig, OptimizerConfig, SamplerConfig, TrainConfig
-from minirl.config.algorithms import Grpo
+from minirl.config.algorithms import AlgorithmConfig
 from minirl.exchange import Message, Score
-from minirl.model.config import Hybrid, ModelConfig
+from minirl.model.config import HybridConfig, ModelConfig
 from minirl.model.decoder import Decoder
 from minirl.model.lora import add_adapters, described, split, trained
 from minirl.model.sharding import make_mesh, param_path, param_shardings
@@ -53,6 +53,7 @@ STOP_IDS = (1, 60, 61, 62, 63)
 # Nothing that the model could draw.
 NEVER = (VOCAB,)
 CONFIG = ModelConfig(
+    model_type="qwen3",
     vocab_size=VOCAB,
     hidden_size=16,
     intermediate_size=24,
@@ -60,25 +61,18 @@ CONFIG = ModelConfig(
     num_attention_heads=4,
     num_key_value_heads=2,
     head_dim=8,
-    rope_theta=10_000.0,
-    rms_norm_eps=1e-6,
-    tie_word_embeddings=False,
     attention_bias=True,
-    qk_norm=True,
 )
 # The same as a Qwen3.5: one period, more value heads than key heads, half of a head is turned.
-HYBRID = replace(
-    CONFIG,
+HYBRID = HybridConfig(
+    **CONFIG.model_dump(exclude={"model_type", "num_hidden_layers", "attention_bias"}),
+    model_type="qwen3_5_text",
     num_hidden_layers=4,
-    attention_bias=False,
-    hybrid=Hybrid(
-        linear_num_key_heads=2,
-        linear_num_value_heads=4,
-        linear_key_head_dim=8,
-        linear_value_head_dim=6,
-        linear_conv_kernel_dim=4,
-        partial_rotary_factor=0.5,
-    ),
+    linear_num_key_heads=2,
+    linear_num_value_heads=4,
+    linear_key_head_dim=8,
+    linear_value_head_dim=6,
+    partial_rotary_factor=0.5,
 )
 
 
@@ -113,7 +107,7 @@ def _drawn(seed: int, layers: int, hybrid: bool) -> tuple[Any, Any]:
 
     A hybrid's memory lasts: strong decays, whose logs sum to hundreds in a chunk, are rounded.
     """
-    config = HYBRID if hybrid else replace(CONFIG, num_hidden_layers=layers)
+    config = HYBRID if hybrid else CONFIG.model_copy(update={"num_hidden_layers": layers})
     rng = np.random.default_rng(seed)
     graphdef, shapes = nnx.split(nnx.eval_shape(lambda: Decoder(config, key=jax.random.key(0))))
 
@@ -276,7 +270,7 @@ TRAIN = TrainConfig(
     steps=STEPS,
     prompts_per_step=4,
     group_size=8,
-    algorithm=Grpo(),
+    algorithm=AlgorithmConfig(),
     optimizer=SMOOTH,
     # Two groups a micro-batch, whatever they say: wide rows, and lists of few lengths, so that few
     # programs are compiled.
@@ -308,7 +302,7 @@ COURSES: dict[str, dict[str, Any]] = {
     "all": {
         "steps": 4,
         "mini_batches": 2,
-        "algorithm": Grpo(correctness_filter="mixed", max_rounds=3),
+        "algorithm": AlgorithmConfig(correctness_filter="mixed", max_rounds=3),
         "optimizer": SMOOTH.model_copy(update={"schedule": "cosine"}),
         "average": 0.5,
         "batching": TRAIN.batching.model_copy(update={"micro_batch_tokens": 1024}),
