@@ -1,10 +1,11 @@
-"""Fake servers, and the folder of a model that they serve."""
+"""Fake servers, and the folder of a model that they serve; smaller programs of an update."""
 
 from types import SimpleNamespace
 
 import pytest
 
 from minirl.sglang import pool
+from minirl.train import update
 
 from .fake_sglang import Fake
 
@@ -33,3 +34,11 @@ def served(tmp_path, monkeypatch):
 def soon(monkeypatch):
     """Let a pool look after its servers more often."""
     monkeypatch.setattr(pool, "_FIRST_PAUSE_S", 0.05)
+
+
+@pytest.fixture
+def loops(monkeypatch):
+    """Let an update loop over a hybrid's four layers, as it does over the dozens that models have:
+    a layer of each kind is compiled, and not all four.
+    """
+    monkeypatch.setattr(update, "_UNROLLED_LAYERS", 3)
