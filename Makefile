@@ -10,6 +10,10 @@ PIP := pip install --no-compile -qq --disable-pip-version-check --no-input
 # files of few and long tests would come last, and one process would wait for the other.
 PROCESSES := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
+# Modules are compiled once, whatever the environment says: pip leaves it to the first that imports
+# one, and tests start many processes.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all test-report test-sglang test-gpu-programs nightly check bench clean
 

@@ -35,6 +35,8 @@ if importlib.util.find_spec("jax") is not None:
             # Tests compile far longer than they compute: these make it five to ten times quicker.
             "--xla_backend_optimization_level=0",
             "--xla_llvm_disable_expensive_passes=true",
+            # A program in 32 parts, each for a core of its own, takes an eighth longer.
+            "--xla_cpu_parallel_codegen_split_count=1",
             # What commands add (`launch.cli`): their programs, and those of tests that have called
             # one, are known by the same flags.
             "--xla_cpu_experimental_ynn_fusion_type=LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT",

@@ -20,7 +20,8 @@ from typing import Any
 
 LIBRARIES = (
     "jax", "flax.nnx", "optax", "orbax.checkpoint", "sqlglot", "tokenizers", "yaml",
-    "rich.progress", "scipy.stats", "launch.config", "minirl.train.trainer",
+    "rich.progress", "scipy.stats", "sqlenv.witness", "launch.config", "minirl.model.tokenizer",
+    "minirl.train.trainer",
 )  # fmt: skip
 ROOT = Path(__file__).parents[1]
 

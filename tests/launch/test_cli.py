@@ -195,7 +195,7 @@ def test_dry_run_says_in_six_lines_what_the_run_would_be(dry_run):
         assert told["steps"] == "after 3 of the warm start, 3 of 2 prompts x 2 answers"
         assert told["sampler"] == "the native sampler (no server in rollout.sglang)"
         little = "little; micro-batches of up to"
-        assert told["memory"] == f"{little} 16,384 tokens; for the warm start {little} 512 tokens"
+        assert told["memory"] == f"{little} 16,384 tokens; for the warm start {little} 8,192 tokens"
         assert told["prompt"].startswith("about ")
 
 

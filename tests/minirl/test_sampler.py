@@ -406,9 +406,10 @@ def test_a_mesh_samples_the_same(shape, platform, hybrid, monkeypatch):
     requests = [Request(e, prompts[e // 4], 12, float(e % 4 < 3)) for e in range(18)]
     requests = requests[:10] if hybrid else requests
     # The last episodes leave slots empty, not the same number in every part.
-    sizes: Any = {"slots": 7, "group_size": 4, "rows": (2,) if hybrid else (1, 2)}
+    sizes: Any = {"slots": 7, "group_size": 4}
     model = toy.model(layers=1, hybrid=hybrid)
     alone = toy.run(toy.sampler(model, **sizes), requests)
+    sizes["rows"] = (2,) if hybrid else (1, 2)
     monkeypatch.setattr("minirl.sample.cache.platform_of", lambda _: platform)
     monkeypatch.setattr("minirl.sample.weights.local_mesh", lambda *_, **__: make_mesh(shape))
     model = toy.spread(model, make_mesh({"fsdp": 4, "tensor": 2}))

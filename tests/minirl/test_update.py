@@ -76,11 +76,17 @@ def learner_of(*, hybrid=False, remat="none"):
     return Learner(model, weighted, optax.sgd(1.0), temperature=TEMPERATURE)
 
 
+def norm(tree):
+    """Return the norm of all numbers of a tree, by NumPy, which compiles nothing."""
+    return math.sqrt(sum(float(np.sum(np.square(leaf))) for leaf in jax.tree.leaves(tree)))
+
+
 def batches_of(groups, sizes=SIZES):
     return MicroBatches(groups, aggregation="sequence_mean", sizes=sizes, pad_id=0)
 
 
 # Of full attention alone, and of linear attention too; later tests have one, with all layers.
+@pytest.mark.usefixtures("loops")
 @pytest.mark.parametrize(("hybrid", "lengths"), [(False, GROUPS), (True, LONG_GROUPS)])
 def test_shared_prompts_equal_rows_of_their_own(hybrid, lengths):
     graph, params = nnx.split(toy.model(hybrid=hybrid))
@@ -97,8 +103,8 @@ def test_what_is_computed_again_does_not_change_the_gradient():
     _, expected = gradient_of(learner_of(), params, batches)
     # Of "full", and of linear attention, tells the test of micro-batches.
     _, found = gradient_of(learner_of(remat="dots"), params, batches)
-    apart = jax.tree.map(jnp.subtract, found, expected)
-    assert optax.tree.norm(apart) < 1e-5 * optax.tree.norm(expected)
+    apart = jax.tree.map(np.subtract, found, expected)
+    assert norm(apart) < 1e-5 * norm(expected)
 
 
 def test_a_signal_in_the_middle_of_an_update_is_noticed_there():
@@ -116,6 +122,7 @@ def test_a_signal_in_the_middle_of_an_update_is_noticed_there():
     assert counts == [max(0, n - 1) for n in range(4)]
 
 
+@pytest.mark.usefixtures("loops")
 def test_micro_batches_add_up_to_the_gradient_of_one_batch(monkeypatch):
     params, reference = (nnx.state(toy.model(hybrid=True, seed=seed)) for seed in (0, 5))
     groups, learner = make_groups(LONG_GROUPS), learner_of(hybrid=True)
@@ -133,7 +140,7 @@ def test_micro_batches_add_up_to_the_gradient_of_one_batch(monkeypatch):
     )
     assert_near(parts, whole, rtol=5e-5)
     assert (found["skipped"], found["learning_rate"]) == (0, toy.RATE)
-    assert found["grad_norm"] == pytest.approx(float(optax.tree.norm(whole)), rel=1e-4)
+    assert found["grad_norm"] == pytest.approx(norm(whole), rel=1e-4)
     assert found == pytest.approx(stats, rel=1e-4)
 
 

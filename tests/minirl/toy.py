@@ -38,6 +38,7 @@ from minirl.run import distributed
 from minirl.run.metrics import JsonLines
 from minirl.sample.cache import ROWS
 from minirl.sample.sampler import NativeSampler
+from minirl.train import batching
 from minirl.train.batching import MicroBatches
 from minirl.train.rollouts import TrainingTask
 from minirl.train.trainer import Trainer
@@ -113,7 +114,7 @@ def _drawn(seed: int, layers: int, hybrid: bool) -> tuple[Any, Any]:
 
     def draw(path: Any, leaf: Any) -> Any:
         mean = -3.0 if param_path(path).endswith("a_log") else 0.0
-        return jnp.asarray(rng.normal(mean, 0.3, leaf.shape), jnp.float32)
+        return jnp.asarray(rng.normal(mean, 0.3, leaf.shape).astype(np.float32))
 
     return graphdef, jax.tree.map_with_path(draw, shapes)
 
@@ -122,14 +123,14 @@ def spread(source: Decoder, mesh: Any) -> Decoder:
     """Copy a model to the devices of a mesh; None for the first device."""
     graph, params = nnx.split(source)
     if mesh is None:
-        return nnx.merge(graph, jax.tree.map(jnp.copy, params))
+        return nnx.merge(graph, copied(params))
 
     def shard(leaf, to):
         return jax.make_array_from_callback(leaf.shape, to, np.asarray(leaf).__getitem__)
 
-    copied = nnx.merge(graph, jax.tree.map(shard, params, param_shardings(params, mesh)))
-    copied.mesh = mesh
-    return copied
+    found = nnx.merge(graph, jax.tree.map(shard, params, param_shardings(params, mesh)))
+    found.mesh = mesh
+    return found
 
 
 def adapted(source: Decoder, lora: LoraConfig) -> Decoder:
@@ -258,7 +259,8 @@ def batches(*, parts: int = 1, **sizes: int) -> MicroBatches:
     """Make micro-batches of eight groups of four rows of three turns."""
     rng = np.random.default_rng(0)
     groups = make_groups((int(rng.integers(3, 12)), rng.integers(1, 5, (4, 3))) for _ in range(8))
-    given = BatchingConfig(**{"prompt_multiple": 12, "answer_multiple": 16, **sizes})
+    few = {"micro_batch_tokens": 384, "prompt_multiple": 12, "answer_multiple": 16}
+    given = BatchingConfig(**{**few, **sizes})
     return MicroBatches(groups, aggregation="token_mean", sizes=given, pad_id=0, parts=parts)
 
 
@@ -272,9 +274,9 @@ TRAIN = TrainConfig(
     group_size=8,
     algorithm=AlgorithmConfig(),
     optimizer=SMOOTH,
-    # Two groups a micro-batch, whatever they say: wide rows, and lists of few lengths, so that few
-    # programs are compiled.
-    batching=BatchingConfig(micro_batch_tokens=2048, prompt_multiple=8, answer_multiple=192),
+    # Two groups a micro-batch, whatever they say: there is room for the longest, and the rows of
+    # three are too many. So few programs are compiled.
+    batching=BatchingConfig(micro_batch_tokens=384, prompt_multiple=8, answer_multiple=32),
     eval_every=2,
     checkpoint_every=2,
     # Needs one more compilation, in every life that comes so far.
@@ -305,7 +307,7 @@ COURSES: dict[str, dict[str, Any]] = {
         "algorithm": AlgorithmConfig(correctness_filter="mixed", max_rounds=3),
         "optimizer": SMOOTH.model_copy(update={"schedule": "cosine"}),
         "average": 0.5,
-        "batching": TRAIN.batching.model_copy(update={"micro_batch_tokens": 1024}),
+        "batching": TRAIN.batching.model_copy(update={"micro_batch_tokens": 192}),
         "eval_every": 1,
         "checkpoint_every": 2,
     },
@@ -383,6 +385,16 @@ def known_learner(settings, source, loss, optimizer, **options):
     return copy.copy(LEARNERS[key])
 
 
+def of_one_length(micro_batches):
+    """Make micro-batches whose lists of tokens have one length: one program serves all."""
+
+    def make(groups):
+        with patch.object(batching, "_LIST_LENGTHS", 1):
+            return micro_batches(groups)
+
+    return make
+
+
 def ignore(*_):
     """Look at no progress, and track nothing."""
 
@@ -417,10 +429,12 @@ def trainer(
     known = patch("minirl.train.trainer.Learner", partial(known_learner, settings))
     # One program of the sampler serves rows of any number.
     with known, patch.dict(ROWS, cpu=()):
-        return Trainer(
+        made = Trainer(
             source, Tokenizer(), task, config, SAMPLER,
             seed=0, folder=folder, servers=servers, rollout=rollout,
         )  # fmt: skip
+    made._micro_batches = of_one_length(made._micro_batches)
+    return made
 
 
 def take_course(folder, course):
@@ -443,6 +457,7 @@ def run_course(trainer, course, progress=ignore):
         trainer.run(progress)
 
 
+@jax.jit
 def copied(params):
     """Copy weights, which an update will take over."""
     return jax.tree.map(jnp.copy, params)

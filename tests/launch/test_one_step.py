@@ -6,7 +6,7 @@ import re
 import runpy
 from pathlib import Path
 
-PAGE = Path(__file__).parents[1] / "docs" / "one_step.md"
+PAGE = Path(__file__).parents[2] / "docs" / "one_step.md"
 
 
 def test_the_step_of_the_page_raises_what_it_is_to_raise(monkeypatch, tmp_path):
