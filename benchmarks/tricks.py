@@ -24,8 +24,8 @@ from sqlglot import exp
 from benchmarks import markdown
 from rewards import score
 from rewards.adapters.scoring import Scored
-from sqlenv.config import DemoConfig, ExecutorConfig, SourceConfig
-from sqlenv.data.loading import read_all
+from sqlenv.config import DataConfig, DemoConfig, ExecutorConfig, SourceConfig
+from sqlenv.data.loading import load
 from sqlenv.demo import generate
 from sqlenv.executor import Executor
 from sqlenv.types import Table
@@ -117,7 +117,8 @@ def cell(found: Sequence[Scored], honest: Sequence[Scored]) -> str:
 
 def read_questions(folder: Path, split: Literal["dev", "test"]) -> list[Question]:
     """Read the questions of a data set in Spider's layout whose gold query returns rows."""
-    examples = read_all(SourceConfig(layout="spider", path=folder, split=split))
+    source = SourceConfig(layout="spider", path=folder, split=split)
+    examples = load(DataConfig(sources=(source,), exclude=())).examples
     with Executor(ExecutorConfig()) as executor:
         golds = executor.gold_many([(one.database, one.gold_sql) for one in examples])
     return [

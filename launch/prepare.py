@@ -153,7 +153,7 @@ def check_sets(job: JobConfig, sources: Iterable[SourceConfig], file: TextIO) ->
             pools = [Pool(source, _everything(job, source), check) for source in sources]
         for pool in pools:
             with cli.progress_bar(f"checking {pool.name}") as update:
-                for done, (_, example) in enumerate(pool.draw(), 1):
+                for done, (_, example) in enumerate(pool.draw(pool.left), 1):
                     if not example.gold_sql:  # which nothing checks
                         prompts.matches(example)
                     update(done, pool.total, "")

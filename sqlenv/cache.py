@@ -19,7 +19,6 @@ from typing import Any, TypeVar, TypeVarTuple
 
 from minirl.exchange import UserError
 
-_UNLIMITED = 1 << 60
 _LIMIT_BYTES = 20_000_000_000
 """Size of a cache, from which on the oldest entries go."""
 MAX_CACHED_CHARS = 4_000  # of longer texts only the last one is remembered
@@ -54,12 +53,7 @@ def cache_folder(name: str) -> Path:
 
 def shared_cache() -> DiskCache:
     """Open the cache that all runs share."""
-    return _open_shared(cache_folder("sql"))
-
-
-@cache
-def _open_shared(folder: Path) -> DiskCache:
-    return DiskCache(folder)
+    return _open(cache_folder("sql"))
 
 
 def content_key(kind: str, *parts: Any) -> str:
@@ -81,7 +75,7 @@ class DiskCache:
             self._cache = diskcache.Cache(
                 str(folder),
                 disk=diskcache.JSONDisk,
-                disk_min_file_size=_UNLIMITED,  # all JSON in one file
+                disk_min_file_size=1 << 60,  # all JSON in one file
                 eviction_policy="least-recently-stored",
                 size_limit=_LIMIT_BYTES,
             )
@@ -133,3 +127,6 @@ class DiskCache:
             ) from None
         except (sqlite3.Error, ValueError, TypeError) as error:
             raise UserError(f"{self.folder}: damaged ({error}); delete it to ask again") from None
+
+
+_open = cache(DiskCache)

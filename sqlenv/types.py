@@ -28,6 +28,11 @@ ExecutionMatch = Literal[MatchMode, "bird_ex", "spider_ex"]
 """Those of `sqlenv.evaluators.comparators` that need a gold query and its database alone."""
 
 
+def cut(value: Value, length: int) -> Value:
+    """Return the beginning of a text or a blob; other values stay."""
+    return value[:length] if isinstance(value, str | bytes) else value
+
+
 @dataclass(frozen=True, slots=True)
 class Example:
     """One question about one database (a SQLite file, whatever the dialect of the gold query).

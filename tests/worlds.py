@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sqlenv.config import DataConfig
+from sqlenv.config import DataConfig, SourceConfig
 from sqlenv.data.loading import LoadedData, load
 from sqlenv.data.sources import by_running
 from sqlenv.executor import Executor
 from sqlenv.executor.database import open_new
+from sqlenv.types import Example
 
 
 def make_file(path: Path, script: str) -> Path:
@@ -92,6 +93,11 @@ def load_one(
     """Load a source; the executor runs its golds."""
     sources: Any = [{"layout": layout, "path": path, **source}]
     return load(DataConfig(sources=sources, **(data or {})), check=by_running(executor))
+
+
+def read_all(source: SourceConfig) -> tuple[Example, ...]:
+    """Read every question of a source, whatever its gold query."""
+    return load(DataConfig(sources=(source,), exclude=())).examples
 
 
 def make_source(folder: Path, name: str, golds: Mapping[str, Sequence[str]]) -> Any:

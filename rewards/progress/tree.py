@@ -131,8 +131,8 @@ class _SelectReader:
         self._tables: set[str] = set()
         self._derived: list[exp.Expression] = []
         self._joins: list[tuple[exp.Join, str, str]] = []  # with the sources left and right of it
-        first = extraction.from_table(select)
-        last = self._add(first) if first is not None else ""
+        first = extraction.clause(select, "from_")
+        last = self._add(first[0]) if first else ""
         for join in select.args.get("joins") or ():
             last = self._join(join, last)
 

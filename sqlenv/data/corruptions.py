@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from sqlglot import exp
 
-from sqlenv.sql.extraction import clause, from_table, parse
+from sqlenv.sql.extraction import clause, parse
 
 _PAIRS: Sequence[tuple[type[exp.Expr], type[exp.Expr]]] = (
     (exp.EQ, exp.NEQ),
@@ -28,7 +28,7 @@ def corrupt(sql: str) -> str | None:
     """
     tree = parse(sql)
     query = tree.unnest() if isinstance(tree, exp.Subquery) else tree
-    if query is None or (isinstance(query, exp.Select) and from_table(query) is None):
+    if query is None or (isinstance(query, exp.Select) and not clause(query, "from_")):
         return None
     holder = exp.Paren(this=query.copy())  # whose child can be replaced like any other node
     habits = _HABITS if isinstance(query, exp.Select) else (_take_for_contrary,)

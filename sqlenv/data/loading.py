@@ -92,16 +92,6 @@ def _draw(pools: Sequence[Pool], total: int | None) -> list[list[Example]]:
     return [[example for _, example in sorted(part)] for part in drawn]
 
 
-def read_all(source: SourceConfig) -> tuple[Example, ...]:
-    """Read every question of a source in the order of its files, whatever its gold query."""
-    config = DataConfig(sources=(source,), exclude=())
-    [pool] = pools = open_pools(config, None, lambda _db_id: True)
-    [examples] = _draw(pools, None)
-    if not examples:
-        raise UserError(f"no question is left; {pool.line()}")
-    return tuple(examples)
-
-
 def asked_in(source: SourceConfig) -> frozenset[tuple[str, int]]:
     """Return the database's name and the `text_digest` of each question, whatever files lack."""
     db = apsw.Connection("")

@@ -86,14 +86,9 @@ class Pool:
         accept: Accept = lambda _db_id: True,
         db: apsw.Connection | None = None,
     ) -> None:
-        """Find the questions.
+        """Find the questions of a source in a mixture; without a `check` all golds are trusted.
 
-        Args:
-            source: The data set.
-            config: The mixture that it is part of.
-            check: Looks at gold queries; None trusts them all.
-            accept: Which databases' questions may be used at all.
-            db: Where the tables of a mixture's sources are, and what came before in other ones.
+        `db` has the tables of the mixture's sources, and what came before in other ones.
 
         Raises:
             UserError: A database is missing, and its questions are not to be left out.
@@ -133,12 +128,11 @@ class Pool:
         rows = f"SELECT * FROM waiting LIMIT {self.left} OFFSET {self._drawn}"
         return Counter(dict(self._ask(f"SELECT db_id, count(*) FROM ({rows}) GROUP BY db_id")))
 
-    def draw(self, count: int | None = None) -> Iterator[tuple[int, Example]]:
+    def draw(self, wanted: int) -> Iterator[tuple[int, Example]]:
         """Draw so many questions that may stay, or as many as there are, with their positions.
 
         At most `BATCH` are in memory at a time.
         """
-        wanted = self.left if count is None else count
         while wanted and self.left:
             rows = self._ask(
                 f"SELECT {_READ} FROM waiting JOIN {self._table} USING (position) "

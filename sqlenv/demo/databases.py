@@ -154,12 +154,7 @@ def _draw_cells(concept: Concept, count: int, cities: Sequence[str], rng: Random
             return [rng.choice(some) for _ in range(count)]
         case "sparse":
             gaps = (rng.random() < _GAP_RATE for _ in range(count))
-            return [None if is_gap else _contact(concept, rng) for is_gap in gaps]
-
-
-def _contact(concept: Concept, rng: Random) -> str:
-    pool = POOLS.get(concept.pool)
-    return rng.choice(pool) if pool else str(rng.randint(1000, 9999))
+            return [None if is_gap else rng.choice(POOLS[concept.pool]) for is_gap in gaps]
 
 
 def _pool(concept: Concept, cities: Sequence[str]) -> Sequence[str]:

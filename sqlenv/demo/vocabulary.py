@@ -105,6 +105,7 @@ PLURALS = WORDS["plurals"].split()
 COUNTRY_OF_CITY = {city: country for country, some in WORDS["cities"].items() for city in some}
 POOLS = {name: words.split() for name, words in WORDS["pools"].items()}
 POOLS |= {"city": [*COUNTRY_OF_CITY], "country": [*WORDS["cities"]]}
+POOLS["phone"] = [*map(str, range(1000, 10_000))]
 DOMAINS = {
     domain: [_entity(**entity) for entity in entities]
     for domain, entities in _read("domains").items()

@@ -25,7 +25,7 @@ from sqlenv.types import (
     Result,
     SqlError,
     Table,
-    Value,
+    cut,
     describe_failure,
 )
 
@@ -85,12 +85,10 @@ def read_call(answer: Answer, config: AgenticConfig) -> Call | str | None:
     if not answer.call_ends:
         return "the call does not end; write </tool_call> after it"
     call = _read_json(answer.call)
-    if call is None:
+    if not isinstance(call, dict):
         return "the call is not a JSON object with name and arguments"
-    name = call.get("name") if isinstance(call, dict) else None
-    argument = {config.tool: "query", config.finish_tool: "answer"}.get(
-        name if isinstance(name, str) else ""
-    )
+    name, known = call.get("name"), {config.tool: "query", config.finish_tool: "answer"}
+    argument = known.get(name) if isinstance(name, str) else None
     if argument is None:
         return f"the call names no known tool; its name has to be {config.tool}"
     arguments = call.get("arguments")
@@ -102,7 +100,7 @@ def read_call(answer: Answer, config: AgenticConfig) -> Call | str | None:
         return f"the call has no text in arguments.{argument}"
     # JSON can spell halves of characters, which are no text.
     sql = sql.encode("utf-8", "replace").decode()
-    return Call(answer_of(sql, "any").sql or sql.strip(), is_final=name == config.finish_tool)
+    return Call(answer_of(sql, "any").sql or sql.strip(), is_final=argument == "answer")
 
 
 def _read_json(text: str) -> Any:
@@ -130,7 +128,7 @@ def _rows_text(table: Table, *, rows: int, chars: int) -> str:
     shown: list[str] = []
     length = 0
     for row in table.rows[:rows]:
-        text = repr([_cut(value, chars) for value in row[:chars]])
+        text = repr([cut(value, chars) for value in row[:chars]])
         length += len(text) + 2
         if length > chars:
             break
@@ -140,7 +138,3 @@ def _rows_text(table: Table, *, rows: int, chars: int) -> str:
     count = len(table.rows)
     note = f"\n{len(shown)} of {count} rows" if len(shown) < count else ""
     return f"[{', '.join(shown)}]{note}"
-
-
-def _cut(value: Value, chars: int) -> Value:
-    return value[:chars] if isinstance(value, str | bytes) else value

@@ -38,10 +38,7 @@ FirstPrompt = Callable[[Example], Observation]
 class BaseEnvironment(ABC, Generic[Config]):
     """How every environment begins. Stateless, so that threads can share one.
 
-    Attributes:
-        executor: Runs queries.
-        first_prompt: Writes the messages before the first reply.
-        witnesses: Databases on which an answer has to be right too; None where nobody asks them.
+    On `witnesses` an answer has to be right too; None where nobody asks them.
     """
 
     config: Config

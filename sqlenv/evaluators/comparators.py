@@ -123,7 +123,6 @@ class Comparator:
         needs: The part of a case that it takes, beside the queries and the database.
     """
 
-    name: str
     program: str
     function: Callable[[Case, QueryRuns], Outcome] = field(repr=False)
     needs: Literal["", "suite", "reference"] = ""
@@ -256,15 +255,14 @@ _SPIDER2 = "xlang-ai/Spider2: spider2-lite/evaluation_suite/evaluate.py @ e12c5f
 
 
 _same_rows = partial(matches, mode="set")
-_ALL = (
-    *(Comparator(mode, "", partial(_by_rule, mode=mode)) for mode in get_args(MatchMode)),
-    Comparator("bird_ex", _BIRD.format("ex"), partial(_bird, score=_same_rows, limit_s=_BIRD_S)),
-    Comparator("bird_soft_f1", _BIRD.format("f1"), partial(_bird, score=soft_f1, limit_s=_BIRD_S)),
-    Comparator("bird_strict", _PLATINUM, partial(_bird, score=is_strictly_equal)),
-    Comparator("graded", _REVISQL, _graded),
-    Comparator("spider_ex", _SPIDER, partial(_spider, suite=False)),
-    Comparator("spider_ts", _SPIDER, partial(_spider, suite=True), "suite"),
-    Comparator("spider2_local", _SPIDER2, _spider2, "reference"),
-)
-COMPARATORS: Mapping[str, Comparator] = {one.name: one for one in _ALL}
+COMPARATORS: Mapping[str, Comparator] = {
+    **{mode: Comparator("", partial(_by_rule, mode=mode)) for mode in get_args(MatchMode)},
+    "bird_ex": Comparator(_BIRD.format("ex"), partial(_bird, score=_same_rows, limit_s=_BIRD_S)),
+    "bird_soft_f1": Comparator(_BIRD.format("f1"), partial(_bird, score=soft_f1, limit_s=_BIRD_S)),
+    "bird_strict": Comparator(_PLATINUM, partial(_bird, score=is_strictly_equal)),
+    "graded": Comparator(_REVISQL, _graded),
+    "spider_ex": Comparator(_SPIDER, partial(_spider, suite=False)),
+    "spider_ts": Comparator(_SPIDER, partial(_spider, suite=True), "suite"),
+    "spider2_local": Comparator(_SPIDER2, _spider2, "reference"),
+}
 """Every comparator by its name."""

@@ -11,12 +11,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import Literal, get_args
 
 from sqlenv.types import Row, Table, Value
 
-Grading = Literal["set", "multiset", "list", "subset"]
-_FORM = re.compile(r"(?P<kind>\w+)(?:,(?P<sign>=|>=),(?P<count>\d+))?")
+_FORM = re.compile(r"(?:set|multiset|list|subset(?:,>?=,\d+)?)?")
 _WITHIN = 0.01
 
 
@@ -31,9 +29,9 @@ def checked_method(text: str | None) -> str:
         ValueError: The text is none of these.
     """
     text = (text or "").strip()
-    found, kinds = _FORM.fullmatch(text), get_args(Grading)
-    if text and not (found and found["kind"] in kinds and (found[1] == "subset" or not found[2])):
-        raise ValueError(f"{text!r} is none of {', '.join(kinds)}, subset,=,K and subset,>=,K")
+    if not _FORM.fullmatch(text):
+        kinds = "set, multiset, list, subset, subset,=,K and subset,>=,K"
+        raise ValueError(f"{text!r} is none of {kinds}")
     return text
 
 

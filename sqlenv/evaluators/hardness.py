@@ -87,13 +87,11 @@ def _level(clauses: int, nested: int, others: int) -> Hardness:
     return "hard" if (clauses <= 2 < others) or (clauses == 3 and others <= 2) else "extra"
 
 
-_Conditions = list[tuple[str, exp.Expression]]
-"""Conditions in the order of the text, each with the word before it."""
-
-
-def _conditions(roots: Sequence[exp.Expression]) -> _Conditions:
-    """List conditions; what follows a column on the right of a comparison is lost up to an AND."""
-    kept: _Conditions = []
+def _conditions(roots: Sequence[exp.Expression]) -> list[tuple[str, exp.Expression]]:
+    """List conditions in the order of the text, each with the word before it; what follows a column
+    on the right of a comparison is lost up to an AND.
+    """
+    kept: list[tuple[str, exp.Expression]] = []
     is_lost = False
     for word, node in chain.from_iterable(map(_in_order, roots)):
         is_lost = word == "or" and (is_lost or _ends_with_column(kept[-1][1]))

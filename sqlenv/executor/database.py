@@ -42,16 +42,14 @@ _LIMITS = {
 _RACY_NS = 2_000_000_000
 """A file that changed less than this ago may change again within the same tick of the clock."""
 
-_CODECS = {"UTF-8": "utf-8", "UTF-16le": "utf-16-le", "UTF-16be": "utf-16-be"}
-
 _MAGIC = b"SQLite format 3\0"
 # Of a writer that did not finish; an immutable connection silently reads stale or uncommitted rows.
 _LEFTOVERS = ("-wal", "-journal")
 # What quick_check says of a broken file, and not of a broken promise such as NOT NULL.
 _BROKEN = ("***", "Tree ", "Page ", "Freelist")
 
-Identity = tuple[str, int, int, int]
-"""Path, inode, size and time of change."""
+Identity = tuple[str, int, int, int, int, int]
+"""Path, device, inode, size, and when the contents and the inode were changed."""
 DatabaseQuery = tuple[Path, str]
 """A database and a query."""
 _T = TypeVar("_T")
@@ -60,10 +58,8 @@ _T = TypeVar("_T")
 def connect(path: Path, *, max_value_bytes: int = 2**31 - 1, vfs: str = "") -> apsw.Connection:
     """Open a file read-only, as if nobody could write it: no lock is asked for.
 
-    Args:
-        path: The file.
-        max_value_bytes: The longest string or blob, also of what is computed.
-        vfs: Name of the layer below SQLite; empty for its own.
+    No string or blob is longer than `max_value_bytes`, also of what is computed; `vfs` names the
+    layer below SQLite, empty for its own.
     """
     uri = f"file:{quote(bytes(path.resolve()))}?mode=ro&immutable=1"
     flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
@@ -80,8 +76,8 @@ def connect(path: Path, *, max_value_bytes: int = 2**31 - 1, vfs: str = "") -> a
 
 
 def codec_of(connection: apsw.Connection) -> str:
-    """Name the encoding of a database's texts as Python does."""
-    return _CODECS[str(connection.pragma("encoding"))]
+    """Name the encoding of a database's texts, as SQLite and Python do."""
+    return str(connection.pragma("encoding"))
 
 
 def open_new(path: Path) -> apsw.Connection:
@@ -181,11 +177,12 @@ def check_contents(path: Path) -> None:
     """Make sure that a database can be read: its pages are whole. One that did not change is read
     once.
     """
-    _check_contents(path, identify(path))
+    _check_contents(identify(path))
 
 
 @lru_cache(maxsize=4096)
-def _check_contents(path: Path, _version: Identity) -> None:
+def _check_contents(identity: Identity) -> None:
+    path = Path(identity[0])
     check_database(path)
     try:
         with reading(path) as connection:
@@ -203,27 +200,24 @@ def identify(path: Path) -> Identity:
     try:
         status = os.stat(name)  # noqa: PTH116 - once a query, and three times as quick
     except (OSError, ValueError):
-        raise UserError(f"{name}: no such database file; check the path") from None
-    return name, status.st_ino, status.st_size, status.st_mtime_ns
+        raise UserError(f"{name}: no such file; check the path") from None
+    times = (status.st_mtime_ns, status.st_ctime_ns)
+    return name, status.st_dev, status.st_ino, status.st_size, *times
 
 
 def fingerprint(path: Path) -> str:
     """Digest the contents of a file; one that did not change is read once, by any process."""
-    try:
-        status = path.stat()
-    except (OSError, ValueError):
-        raise UserError(f"{path}: no such file; check the path") from None
-    version = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-    return _digest(path, (status.st_dev, status.st_ino, *version))
+    return _digest(identify(path))
 
 
 @lru_cache(maxsize=32_768)
-def _digest(path: Path, identity: tuple[int, ...]) -> str:
-    key = content_key("file", *identity)
+def _digest(identity: Identity) -> str:
+    name, *version = identity
+    key = content_key("file", *version)
     if isinstance(known := shared_cache().get(key), str):
         return known
-    with path.open("rb") as file:
+    with Path(name).open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
-    if time.time_ns() - max(identity[-2:]) > _RACY_NS:
+    if time.time_ns() - max(version[-2:]) > _RACY_NS:
         shared_cache()[key] = found
     return found

@@ -75,15 +75,9 @@ class Executor(AbstractContextManager["Executor"]):
         self.close()
 
     def execute(self, database: Path, sql: str, *, max_steps: int | None = None) -> Result:
-        """Run one query of any text.
+        """Run one query of any text; `max_steps` is a budget in place of the settings'.
 
-        Args:
-            database: A SQLite file.
-            sql: The query.
-            max_steps: A budget of steps in place of the settings'.
-
-        Returns:
-            The table, or why there is none.
+        Returns the table, or why there is none.
 
         Raises:
             UserError: The database cannot be used; see `check_database`.
@@ -165,7 +159,6 @@ class Executor(AbstractContextManager["Executor"]):
         self._end()
 
     def _check_use(self, database: Path) -> Identity:
-        """Identify a file."""
         if os.getpid() != self._process:
             raise RuntimeError("an Executor does not survive a fork: make one in the new process")
         if not self._end.alive:

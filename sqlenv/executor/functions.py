@@ -86,10 +86,7 @@ class Clock(apsw.VFS):
         return super().xCurrentTimeInt64()
 
 
-@cache
-def clock(now: datetime | None) -> Clock:
-    """Give the process's clock that shows an instant, or runs where there is none.
-
-    Connections that were opened with it need it to stay.
-    """
-    return Clock(now)
+clock = cache(Clock)
+"""The process's clock that shows an instant, or one that runs; connections that were opened with it
+need it to stay.
+"""

@@ -148,20 +148,14 @@ def depth(tree: exp.Expression) -> int:
     return count
 
 
-def from_table(select: exp.Select) -> exp.Expression | None:
-    """Return the first source of a SELECT: a table, a subquery, or None."""
-    clause = select.args.get("from_")
-    return clause.this if clause else None
-
-
 def clause(
-    select: exp.Select, name: Literal["where", "group", "having", "order"]
+    select: exp.Select, name: Literal["from_", "where", "group", "having", "order"]
 ) -> list[exp.Expression]:
-    """List the expressions of a clause: one for WHERE and HAVING, empty where it is absent."""
+    """List the expressions of a clause, of FROM the first source; empty where it is absent."""
     found = select.args.get(name)
     if not found:
         return []
-    return [found.this] if name in ("where", "having") else found.expressions
+    return found.expressions if name in ("group", "order") else [found.this]
 
 
 def bare(node: exp.Expression) -> exp.Expression:

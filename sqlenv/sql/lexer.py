@@ -109,8 +109,8 @@ def unquote(name: str) -> str:
 def tokens(sql: str) -> tuple[str, ...]:
     """Split a query into the texts of its tokens (Progress-SQL's lexical alignment).
 
-    Lower-cased except inside `'` and `"`, quotes included; trailing semicolons dropped. None for
-    text beyond `MAX_CHARS`.
+    Lower-cased except inside `'` and `"`, quotes included; trailing semicolons dropped. Nothing
+    of text beyond `MAX_CHARS`.
     """
     if len(sql) > MAX_CHARS:
         return ()

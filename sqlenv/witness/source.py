@@ -11,10 +11,10 @@ from pathlib import Path
 
 import apsw
 
-from sqlenv.executor.database import Identity, fetch_all, identify, reading
+from sqlenv.executor.database import Identity, codec_of, fetch_all, identify, reading
 from sqlenv.schema.reading import ForeignKey, read_schema
 from sqlenv.sql.lexer import quoted
-from sqlenv.types import Row, Value
+from sqlenv.types import Row, Value, cut
 
 _SAMPLED = 120  # rows of a table that variants choose from
 # Rows of a table in which a repeated row or a NULL is looked for; more would take seconds.
@@ -97,7 +97,7 @@ def _read(identity: Identity) -> SourceDatabase:
         stored = {(table.name, name) for table in tables.values() for name in table.columns}
         keys = tuple(key for key in schema.foreign_keys if key.ends <= stored)
         statements = tuple(_statements(connection, tables))
-        encoding = str(connection.pragma("encoding"))
+        encoding = codec_of(connection)
     return SourceDatabase(statements, tuple(tables.values()), keys, encoding)
 
 
@@ -123,9 +123,8 @@ def _table(connection: apsw.Connection, name: str) -> SourceTable:
     unique = tuple(dict.fromkeys(_declared(connection, name, keys)))
     step = max(1, total // _SAMPLED)  # rows at even distances
     rows = connection.execute(f"SELECT {cells} FROM {quoted(name)}")
-    some = tuple(
-        tuple(map(_shortened, row)) for row in itertools.islice(rows, 0, _SAMPLED * step, step)
-    )
+    chosen = itertools.islice(rows, 0, _SAMPLED * step, step)
+    some = tuple(tuple([cut(value, _LONGEST) for value in row]) for row in chosen)
 
     def repeats(these: str) -> bool:
         distinct = f"SELECT DISTINCT {these} FROM {scanned}"
@@ -146,10 +145,6 @@ def _table(connection: apsw.Connection, name: str) -> SourceTable:
         tuple(_beyond({row[at] for row in some} - {None}) for at in range(len(columns))),
         some,
     )
-
-
-def _shortened(value: Value) -> Value:
-    return value[:_LONGEST] if isinstance(value, str | bytes) else value
 
 
 def _invented(types: Mapping[str, str]) -> Iterator[Row]:

@@ -125,7 +125,7 @@ def test_an_environment_that_fails_ends_a_validation_after_which_the_run_is_save
 ):
     for error, words in (
         (sqlite3.OperationalError("database is locked"), "an environment has .*locked"),
-        (UserError("a.sqlite: no such database file; check the path"), "^a.sqlite: no such"),
+        (UserError("a.sqlite: no such file; check the path"), "^a.sqlite: no such"),
     ):
 
         def step(*_, error=error):

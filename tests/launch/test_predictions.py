@@ -11,9 +11,8 @@ import pytest
 from launch.evaluation.answers import GREEDY
 from launch.evaluation.predictions import read_samples, write_official
 from launch.evaluation.questions import find, folder_and_file
-from sqlenv.data.loading import read_all
 from tests.vectors import read
-from tests.worlds import write
+from tests.worlds import read_all, write
 
 from .conftest import mistake
 from .report_cases import verdict

@@ -18,12 +18,22 @@ from sqlenv.config import DataConfig
 from sqlenv.data import questions
 from sqlenv.data.descriptions import full_descriptions
 from sqlenv.data.layouts import SETS, AbsentError, locate
-from sqlenv.data.loading import LoadedData, hold_out, load, read_all
+from sqlenv.data.loading import LoadedData, hold_out, load
 from sqlenv.data.sources import by_running
 from sqlenv.executor import Executor
 from sqlenv.schema.reading import Described, described_key, read_schema
 from sqlenv.schema.rendering import render_schema
-from tests.worlds import SYNSQL, TABLES, bird, load_one, make_band, make_source, spider, write
+from tests.worlds import (
+    SYNSQL,
+    TABLES,
+    bird,
+    load_one,
+    make_band,
+    make_source,
+    read_all,
+    spider,
+    write,
+)
 
 
 def ids(data):

@@ -119,7 +119,7 @@ def test_it_is_told_where_time_decides(name, seconds, score, ended, files, monke
 
 
 def test_settings_take_the_comparators_that_need_nothing_else():
-    names = {one.name for one in COMPARATORS.values() if not one.needs}
+    names = {name for name, one in COMPARATORS.items() if not one.needs}
     # Of a degree, of corrected golds, of one question: what an evaluation alone has.
     evaluated = {"bird_soft_f1", "bird_strict", "graded"}
     assert set(get_args(ExecutionMatch)) == names - evaluated

@@ -333,7 +333,7 @@ def test_a_database_left_in_wal_mode_is_read_without_files_beside_it(
 @pytest.mark.parametrize(
     ("content", "sibling", "message"),
     [
-        (None, "", "no such database file"),
+        (None, "", "no such file"),
         (b"", "", "is empty"),
         (b"not a database at all", "", "not a SQLite database"),
         (b"SQLite format 3\0" + b"\xff" * 4096, "", "SQLite cannot read it"),
