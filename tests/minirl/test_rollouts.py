@@ -69,11 +69,15 @@ def test_rounds_are_played_so_many_steps_ahead_and_each_once(fake, begin, tmp_pa
 
 def test_replies_go_on_with_new_weights_and_tokens_know_it(fake, begin, tmp_path, monkeypatch):
     """The second round is asked for after the first, and its replies wait for new weights."""
-    own, begun = Rollouts.play, []
+    own, own_pause, begun = Rollouts.play, fake.on_pause_generation, []
 
     def play(rollouts, sampler, number, **options):
         wait_until(lambda: len(fake.bodies) >= number * PROMPTS * GROUP)
         return own(rollouts, sampler, number, **options)
+
+    def pause(*state, **changes):  # for new weights, however soon the update ends
+        wait_until(lambda: not begun or len(begun) > PROMPTS * GROUP)
+        return own_pause(*state, **changes)
 
     def hold(body):
         begun.append(body)
@@ -81,7 +85,7 @@ def test_replies_go_on_with_new_weights_and_tokens_know_it(fake, begin, tmp_path
             wait_until(lambda: "-1-" in fake.weights)
 
     monkeypatch.setattr(Rollouts, "play", play)
-    fake.held = hold
+    fake.held, fake.on_pause_generation = hold, pause
     begin(lag=1, steps=2).run(ignore)
     one, two = metrics_of(tmp_path / "run")
     assert one["rollout/age_max"] == 0
