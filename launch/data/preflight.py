@@ -63,11 +63,18 @@ def check_inputs(config: JobConfig) -> None:
 
 
 def _check_adapters(config: JobConfig) -> None:
-    """SGLang knows the sizes of Qwen3.5's adapters only in a folder with the vision tower, which a
-    warm start leaves out.
+    """Adapters belong to the weights that a server is started with. SGLang knows the sizes of
+    Qwen3.5's only in a folder with the vision tower, which a warm start leaves out.
     """
     path = config.model.path
-    if config.train.lora is None or path is None or not (path / "config.json").is_file():
+    if config.train.lora is None:
+        return
+    if config.rollout.sglang.urls and (config.warm_start or config.data.train.pass_rate):
+        raise UserError(
+            "train.lora: warm start and screening bring other weights to running servers "
+            "(rollout.sglang.urls) than adapters belong to; use rollout.sglang.launch=N"
+        )
+    if path is None or not (path / "config.json").is_file():
         return
     is_hybrid = read_config(path).hybrid is not None
     has_tower = "text_config" in json.loads((path / "config.json").read_bytes())

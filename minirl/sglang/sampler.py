@@ -26,6 +26,7 @@ import jax
 from flax import nnx
 
 from minirl.config import LoraConfig, SamplerConfig, SglangConfig
+from minirl.exchange import UserError
 from minirl.model.config import read_config
 from minirl.run import distributed, preemption
 from minirl.sglang import process
@@ -161,10 +162,13 @@ class Servers:
         return write_version(self.root, name, weights, dtype=self._dtype)
 
     async def _open(self, children: Sequence[ChildServer]) -> None:
-        config, here = self._config, jax.process_index()
-        # Processes share the servers out; of fewer servers than processes several share one.
-        shares = max(1, min(distributed.count(), len(config.urls)))
-        urls = config.urls[here % shares :: shares]
+        config, count = self._config, distributed.count()
+        if 0 < len(config.urls) < count:  # a server to which two bring weights at a time ends
+            raise UserError(
+                f"rollout.sglang.urls: {len(config.urls)} servers for {count} processes; each "
+                "needs one of its own"
+            )
+        urls = config.urls[jax.process_index() :: count]
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         with suppress(ValueError):  # of what a system does not let through the default is left
             # Each request under way is an open file.
@@ -178,10 +182,12 @@ class Servers:
 
     def _stop(self, thread: Thread) -> None:
         async def end() -> None:
-            others = asyncio.all_tasks() - {asyncio.current_task()}
-            for task in others:
+            me = asyncio.current_task()
+            for task in asyncio.all_tasks() - {me}:
                 task.cancel()
-            await asyncio.gather(*others, return_exceptions=True)
+            # Of a request that is given up the server is told by another task.
+            while others := asyncio.all_tasks() - {me}:
+                await asyncio.gather(*others, return_exceptions=True)
             if self._session is not None:
                 await self._session.close()
             self._loop.stop()

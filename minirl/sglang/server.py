@@ -37,8 +37,8 @@ from minirl.types import Request
 
 TESTED = "0.5.23"
 _OLDEST = (0, 5)
-# The context length less `max_req_input_len`, which is about prompts alone.
-_INPUT_MARGIN = 4
+# What a server calls the weights that it was started with.
+_STARTED = "default"
 # Longest wait for what a server does at once.
 BRIEF_S = 30.0
 _CONNECT_S = 10.0
@@ -77,16 +77,18 @@ class ServerInfo(BaseModel):
     """What a server says of itself and its model."""
 
     version: str
-    weight_version: str = ""
+    weight_version: str = _STARTED
     dp_size: PositiveInt = 1
     max_req_input_len: NonNegativeInt | None = None
     max_model_len: NonNegativeInt = Field(validation_alias=AliasPath("data", 0, "max_model_len"))
 
     @property
     def context(self) -> int:
-        """Return the longest prompt and reply together: a small cache holds less than the model."""
+        """Return the longest episode: a prompt has fewer tokens than `max_req_input_len`, which a
+        small cache makes less than the model's context.
+        """
         held = math.inf if self.max_req_input_len is None else self.max_req_input_len
-        return int(min(self.max_model_len, held + _INPUT_MARGIN))
+        return int(min(self.max_model_len, held))
 
     def check(self, url: str, *, context: int, has_adapters: bool) -> None:
         """Raise a `UserError` for a server that cannot serve the model, in episodes of so many
@@ -95,12 +97,15 @@ class ServerInfo(BaseModel):
         version = tuple(int(part) for part in self.version.split(".")[:2] if part.isdigit())
         flaws = {
             f"is SGLang {self.version}; use {TESTED}": version < _OLDEST,
-            f"takes {self.context} tokens, and episodes have up to {context}; start it with "
+            f"takes {self.context} tokens, and episodes have up to {context}; set fewer "
+            "(sampler.max_prompt_tokens, evaluation.max_prompt_tokens, ...), or start it with "
             "a larger --context-length, or a larger cache (--max-total-tokens, "
             "--mem-fraction-static)": self.context < context,
             "loads no adapters with --dp-size; start several servers in its place": (
                 has_adapters and self.dp_size > 1
             ),
+            f"has weights {self.weight_version} in place of those that it was started with, which "
+            "adapters belong to; start it anew": has_adapters and self.weight_version != _STARTED,
         }
         for words, is_so in flaws.items():
             if is_so:
@@ -207,11 +212,9 @@ class Server:
         self.url, self.child = url.rstrip("/"), child
         self._session, self._config = session, config
         self._context, self._has_adapters = context, has_adapters
-        # Adapters that it is asked with, and those before, with which replies are under way; and
-        # the version, as it calls it, of the weights below them.
+        # Adapters that it is asked with, and those before, with which replies are under way.
         self._adapter: str | None = None
         self._former: str | None = None
-        self._base = ""
         self.slots, self.lock = asyncio.Semaphore(config.parallel), asyncio.Lock()
         self.left_out = asyncio.Event()
         self.weights: PushedWeights | None = None
@@ -254,7 +257,7 @@ class Server:
         generated = self._read(Generated, content, request)
         if adapter is None:
             return generated
-        if {*generated.versions} != {self._base}:
+        if {*generated.versions} != {_STARTED}:
             raise self.error("stale", f"replies with {generated.version} below its adapters")
         return generated.model_copy(update={"version": adapter, "spans": []})
 
@@ -273,10 +276,6 @@ class Server:
                 facts |= json.loads(await self._ask("GET", path, timeout_s=BRIEF_S))
         info = self._read(ServerInfo, to_json(facts))
         info.check(self.url, context=self._context, has_adapters=self._has_adapters)
-        if self._has_adapters:
-            self._base = self._base or info.weight_version
-            if info.weight_version != self._base:
-                raise self.error("stale", f"has weights {info.weight_version} below its adapters")
 
     async def load(self, weights: PushedWeights) -> None:
         """Bring it to these weights."""

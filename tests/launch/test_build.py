@@ -84,17 +84,27 @@ def test_an_answer_that_is_right_by_luck_is_counted(tiny, tmp_path):
         assert [*witness["tables"]] == [*tables_of(example.gold_sql)]
 
 
+NO_SIZES, OTHERS = "only for a folder with the vision tower", "other weights to running servers"
+TAKEN = "tokenizer.json"  # what comes next of the folder: it has none
+
+
 @pytest.mark.parametrize(
-    ("folder", "warm_start", "is_refused"),
-    [("qwen35_text", "null", True), ("qwen35", "{steps: 1}", True), ("qwen35", "null", False)],
+    ("folder", "warm_start", "servers", "told"),
+    [
+        ("qwen35_text", "null", "urls=[http://127.0.0.1:1]", NO_SIZES),
+        ("qwen35", "{steps: 1}", "launch=1", NO_SIZES),
+        ("qwen35", "null", "urls=[http://127.0.0.1:1]", TAKEN),
+        ("qwen2", "{steps: 1}", "urls=[http://127.0.0.1:1]", OTHERS),
+        ("qwen2", "{steps: 1}", "launch=1", TAKEN),
+    ],
 )
-def test_adapters_that_sglang_knows_no_sizes_of_are_refused_at_once(folder, warm_start, is_refused):
-    """Those of a Qwen3.5 without its vision tower, which a warm start leaves out."""
+def test_adapters_that_servers_cannot_take_are_refused_at_once(folder, warm_start, servers, told):
+    """SGLang knows no sizes of those of a Qwen3.5 without its vision tower, which a warm start
+    leaves out; running servers are no servers of what a warm start makes.
+    """
     overrides = [f"model={{path: {REFERENCE / folder}}}", f"warm_start={warm_start}"]
-    overrides += ["train.lora.rank=2", "rollout.sglang.urls=[http://127.0.0.1:1]"]
+    overrides += ["train.lora.rank=2", f"rollout.sglang.{servers}"]
     config = load_config("progress-demo.yaml", overrides)
-    # What comes next of the folder: it has no tokenizer.
-    told = "only for a folder with the vision tower" if is_refused else "tokenizer.json"
     assert told in mistake(check_inputs, config)
 
 

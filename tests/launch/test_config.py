@@ -12,6 +12,7 @@ from launch.config import SPLITS, dump, load_config
 from launch.config_files import packaged
 from launch.evaluation.answers import Decode
 from launch.files import check_place, claimed
+from minirl.sglang.server import TESTED, ServerInfo
 from rewards.config import AstraConfig, AtrConfig, ExpoConfig, ProgressiveConfig
 from sqlenv.config import SingleTurnConfig
 from tests.vectors import read
@@ -249,3 +250,12 @@ def test_a_home_is_the_same_in_files_settings_and_options(tiny, tmp_path):
     ]
     words = options.with_home(["--out=~/o", "m=~/r", "data.validation=~", "a~/b", "--n=5"])
     assert words == [f"--out={home}/o", f"m={home}/r", "data.validation=~", "a~/b", "--n=5"]
+
+
+@pytest.mark.parametrize("paper", ["progress", "expo", "paverl", "astra"])
+def test_episodes_of_a_papers_config_fit_servers_of_its_model(paper):
+    facts = {"data": [{"max_model_len": 32768}], "max_req_input_len": 32762}  # as SGLang says
+    limits = load_config(f"{paper}.yaml", []).evaluation_sampler
+    longest = limits.max_prompt_tokens + limits.max_response_tokens
+    info = ServerInfo.model_validate({"version": TESTED, **facts})
+    info.check("", context=longest, has_adapters=False)

@@ -337,8 +337,14 @@ def informed(**facts):
     [
         ({"/server_info": [404]}, {}, "this is no SGLang server: .*404"),
         (informed(version="0.4.9"), {}, r"is SGLang 0\.4\.9; use 0\.5\.23"),
-        (informed(max_req_input_len=28), {}, "takes 32 tokens, .*--max-total-tokens"),
+        # 64 are needed; of the last one asked for, a prompt has all before.
+        (informed(max_req_input_len=63), {}, "takes 63 tokens, .*--max-total-tokens"),
         (informed(dp_size=2), {"lora": LORA}, "loads no adapters with --dp-size"),
+        (
+            {"/model_info": [lambda right: right | {"weight_version": "b"}]},
+            {"lora": LORA},
+            "has weights b in place of those that",
+        ),
         (None, {"wait_s": 0.5}, "serves nothing after wait_s = 0.5 s"),
         ({"/update_weights_from_disk": [400]}, {}, "does not take the learner's weights"),
         ({"/load_lora_adapter": [400]}, {"lora": LORA}, "does not take the learner's weights"),
@@ -358,6 +364,27 @@ def test_a_request_that_is_refused_is_sent_once_and_stops_the_run(fakes, serve):
         ask(servers)
     assert sum(len(fake.faults["/generate"]) for fake in fakes) == 2 * 99 - 1
     assert numbers_are(servers, servers=2, left_out=0)
+
+
+def test_requests_of_a_run_that_ends_are_taken_back(fakes, serve):
+    servers, go = serve(fakes), threading.Event()
+    for fake in fakes:
+        fake.held = lambda _: go.wait(60)
+    for episode in range(4):
+        start(servers, episode)
+    wait_until(lambda: [len(fake.bodies) for fake in fakes] == [2, 2])
+    servers.__exit__()
+    go.set()
+    for fake in fakes:
+        assert {*fake.aborted} == {body["rid"] for body in fake.bodies}
+
+
+def test_each_process_has_servers_of_its_own(fakes, serve, monkeypatch):
+    """SGLang ends where two bring it weights at the same time."""
+    processes = SimpleNamespace(count=lambda: 3, from_first=lambda make: make())
+    monkeypatch.setattr("minirl.sglang.sampler.distributed", processes)
+    with pytest.raises(UserError, match="2 servers for 3 processes"):
+        serve(fakes)
 
 
 def test_a_slow_shutdown_does_not_hide_the_first_error(fakes, serve, monkeypatch):
