@@ -42,6 +42,11 @@ class ServerPool:
         self._tasks: set[asyncio.Task[None]] = set()
         self._events: Counter[str] = Counter()
 
+    @property
+    def is_loading(self) -> bool:
+        """Tell whether a server that goes on after this process is being brought to weights."""
+        return any(server.lock.locked() and server.child is None for server in self._servers)
+
     async def check(self) -> None:
         """Wait until all servers are ready, and refuse what serves something else."""
         await asyncio.gather(*map(self._check_first, self._servers))

@@ -103,7 +103,11 @@ class Servers:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        # A running server ends where files go while it reads them: the next start removes these.
+        is_read = any(exception) and self.pool.is_loading
         self._stack.close()
+        if not is_read:
+            remove_versions(self.root)
 
     def start(self, work: Coroutine[Any, Any, _Made]) -> Future[_Made]:
         """Do something in the loop; return at once."""
@@ -184,7 +188,8 @@ class Servers:
         async def end() -> None:
             me = asyncio.current_task()
             for task in asyncio.all_tasks() - {me}:
-                task.cancel()
+                if not task.cancelling():  # and resumes a server
+                    task.cancel()
             # Of a request that is given up the server is told by another task.
             while others := asyncio.all_tasks() - {me}:
                 await asyncio.gather(*others, return_exceptions=True)
@@ -197,7 +202,6 @@ class Servers:
         # A slow shutdown must not mask the original error.
         if not thread.is_alive():
             self._loop.close()
-        remove_versions(self.root)
 
 
 def _result(future: Future[_Made]) -> _Made:

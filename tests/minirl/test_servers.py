@@ -305,8 +305,11 @@ def test_a_signal_in_the_middle_of_a_push_leaves_servers_at_work(fakes, serve, m
         return signal.SIGTERM if fakes[0].hanging else None
 
     monkeypatch.setattr(preemption, "noticed", noticed)
-    with pytest.raises(Preempted):
+    folder_of(servers, "b").mkdir(parents=True)
+    with pytest.raises(Preempted) as stop:
         send(servers, "b")
+    servers.__exit__(stop.type, stop.value, stop.tb)
+    assert folder_of(servers, "b").exists()  # which a server may be reading
     fakes[0].hung.set()
     wait_until(lambda: not any(fake.paused for fake in fakes))
 
