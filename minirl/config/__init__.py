@@ -242,7 +242,7 @@ class SglangConfig(Settings):
     """SGLang servers (written for 0.5.23)."""
 
     urls: tuple[str, ...] = ()
-    """Running servers, http://HOST:PORT each."""
+    """Running servers, http://HOST:PORT each; at least one for each process."""
     launch: int = Field(default=0, ge=0)
     """Servers that each process starts on its host, and stops."""
     python: str | None = None
