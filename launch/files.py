@@ -10,10 +10,11 @@ import json
 import logging
 import os
 import platform
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -47,7 +48,7 @@ _ELSEWHERE += ("model.path", "data.root")
 # What a smaller memory needs; numbers differ by rounding alone, as on another mesh.
 _ELSEWHERE += ("train.batching.", "warm_start.batching.", "model.remat")
 _ELSEWHERE += ("sampler.slots", "sampler.cache_gb")
-_MODEL, _CHECKPOINT = "model", "checkpoint"  # in data.json
+_MODEL, _CHECKPOINT, _DATABASES = "model", "checkpoint", "databases"  # in data.json
 _SMALL_BYTES = 2**20
 # With only these files a folder is still free.
 _BEFORE_WORK = frozenset({CONFIG, VERSIONS, DATA})
@@ -102,6 +103,11 @@ def model_digest(folder: Path) -> str:
     """Digest what a policy is read from: weights, their shape, tokenizer and template."""
     files = [path for path in folder.iterdir() if path.suffix in _MODEL_FILES and path.is_file()]
     return digest(files)
+
+
+def database_digest(examples: Iterable[Example]) -> str:
+    """Digest the databases of questions."""
+    return digest([path for path in {one.database for one in examples} if path.is_file()])
 
 
 def bytes_digest(content: bytes) -> str:
@@ -170,7 +176,7 @@ def check_place(folder: Path, *, key: str) -> None:
     ground = next(place for place in (path, *path.parents) if place.exists())
     try:
         # What may be written is not always writable: a full disk, /proc, a file system mounted so.
-        with TemporaryDirectory(prefix=".", dir=ground):
+        with TemporaryDirectory(prefix=".", suffix=PART, dir=ground):
             pass
     except OSError as error:
         raise UserError(f"{key} {folder}: {ground} cannot be written ({error.strerror})") from None
@@ -228,13 +234,15 @@ def fingerprints(
     model: Path | None = None,
     checkpoint: str | None = None,
 ) -> dict[str, Any]:
-    """Return number and fingerprint of the questions of each split, and the fingerprints of a model
-    that is none of the run's own and of a checkpoint.
+    """Return number and fingerprint of the questions of each split, and the fingerprints of their
+    databases, of a model that is none of the run's own, and of a checkpoint.
     """
     facts: dict[str, Any] = {
         name: {"questions": len(each), "fingerprint": question_digest(each)}
         for name, each in splits.items()
     }
+    if splits:
+        facts[_DATABASES] = {"fingerprint": database_digest(chain(*splits.values()))}
     if model is not None:
         facts[_MODEL] = {"fingerprint": model_digest(model)}
     if checkpoint is not None:
