@@ -199,9 +199,8 @@ def claimed(folder: Path, settings: str, *, key: str = "run.dir") -> Generator[P
     check_place(folder, key=key)
     fresh = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder, os.O_RDONLY)
+    handle = _locked(folder, key=key)
     try:
-        _lock(handle, folder, key=key)
         check_settings(folder, settings, key=key)
         if _names(folder) <= _BEFORE_WORK:
             (folder / DATA).unlink(missing_ok=True)  # of a start that came to nothing
@@ -218,15 +217,18 @@ def claimed(folder: Path, settings: str, *, key: str = "run.dir") -> Generator[P
         os.close(handle)
 
 
-def _lock(handle: int, folder: Path, *, key: str) -> None:
+def _locked(folder: Path, *, key: str) -> int:
+    handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
+        os.close(handle)
         raise UserError(
             f"{folder}: another process writes here; wait for it, or set {key} to another folder"
         ) from None
     except OSError as error:
         _log.warning("%s: cannot be locked (%s); start no second process here", folder, error)
+    return handle
 
 
 def fingerprints(

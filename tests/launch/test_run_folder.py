@@ -114,10 +114,14 @@ def test_another_checkpoint_at_the_same_place_is_noticed(tmp_path):
     assert told.startswith("--checkpoint: the files are others")
 
 
-def test_one_process_at_a_time(job):
-    folder = claim(job())
-    with claimed(folder, dump(job())):
-        assert "another process" in mistake(claim, job())
+def test_one_process_at_a_time_which_a_second_start_leaves_its_folder(job, monkeypatch):
+    """Also where the second one did not see the folder yet, as on another host."""
+    folder, settings, exists = job().folder, dump(job()), Path.exists
+    with claimed(folder, settings):
+        monkeypatch.setattr(Path, "exists", lambda path: path != folder and exists(path))
+        assert "another process" in mistake(claimed(folder, settings).__enter__)
+        monkeypatch.undo()
+        assert {path.name for path in folder.iterdir()} == {"config.yaml", "versions.json"}
 
 
 def test_versions_that_changed_since_are_named(job, caplog):
