@@ -22,7 +22,7 @@ from minirl.exchange import UserError
 
 _LIMIT_BYTES = 20_000_000_000
 """Size of a cache, from which on the oldest entries go."""
-_SWEPT, _DAY_S, _WEEK_S = "swept", 86_400, 7 * 86_400
+_DAY_S, _WEEK_S = 86_400, 7 * 86_400
 MAX_CACHED_CHARS = 4_000  # of longer texts only the last one is remembered
 
 Rest = TypeVarTuple("Rest")
@@ -87,8 +87,8 @@ class DiskCache:
         """Remove, once a week, files that belong to no entry, which no limit counts: a process was
         killed, or the disk was full, while one was written.
         """
-        now = time.time()
-        if now - (self._cache.get(_SWEPT) or 0) < _WEEK_S:
+        now, mark = time.time(), self.folder / "swept"
+        if mark.exists() and now - mark.stat().st_mtime < _WEEK_S:
             return
         known = {name for (name,) in self._cache._sql("SELECT filename FROM Cache")}
         for path in self.folder.glob("*/*/*.val"):
@@ -96,7 +96,7 @@ class DiskCache:
                 is_new = now - path.stat().st_mtime < _DAY_S  # and may be entered yet
                 if not is_new and str(path.relative_to(self.folder)) not in known:
                     path.unlink()
-        self._cache.set(_SWEPT, now, retry=True)
+        mark.touch()
 
     def get(self, key: str) -> Any:
         """Return a value, None where there is none."""
