@@ -274,8 +274,10 @@ def claim_data(folder: Path, facts: Mapping[str, Any]) -> Mapping[str, Any]:
     path = folder / DATA
     old = read_json(path, dict[str, Any], advice=_ADVICE) if path.exists() else {}
     if changed := [name for name in facts if old.get(name, facts[name]) != facts[name]]:
+        is_split = "questions" in facts[changed[0]]
+        slow = ", or a gold query took too long then or now (executor.timeout_s)" * is_split
         raise UserError(
-            f"{_told(changed[0])}: the files are others than when {folder} was begun; "
+            f"{_told(changed[0])}: the files are others than when {folder} was begun{slow}; "
             f"bring them back, or start in another folder ({path} may be deleted to go on)"
         )
     if (known := {**old, **facts}) != old:
