@@ -96,12 +96,12 @@ def screen(
     size = min(limit or len(train), len(set(strata)))
     order = spread(strata, size, Random(f"{config.seed} screening"), first=size)[:limit]
     if distributed.from_first(path.exists):
-        return _read(path, order)
+        return _read(path, len(order))
     asked = [train[number] for number in order]
     cache, key = shared_cache(), f"screening {_digest(config, sql, order, asked, model)}"
     if (cached := distributed.from_first(lambda: cache.stored(key))) is not None:
         _log.info("screening: another run of these settings had the same, %s", cached)
-        found = _read(cached, order)
+        found = _read(cached, len(order))
     else:
         sampled = _sample(config, sql, asked, model)
         found = [
@@ -113,17 +113,12 @@ def screen(
     return found
 
 
-def _read(path: Path, order: Sequence[int]) -> list[Screened]:
-    """Read what was found of the questions of these numbers."""
+def _read(path: Path, expected: int) -> list[Screened]:
     advice = "delete it to screen again"
     lines = distributed.from_first(lambda: list(read_lines(path, Screened, advice=advice)))
-    found = [screened for _, screened in lines]
-    if [one.number for one in found] != [*order]:
-        raise UserError(
-            f"{path}: cut off, holds {len(found):,} of {len(order):,} questions, or others; "
-            f"fetch it again, or {advice}"
-        )
-    return found
+    if (count := len(lines)) != expected:
+        raise UserError(f"{path}: cut off, holds {count:,} of {expected:,} questions; {advice}")
+    return [screened for _, screened in lines]
 
 
 def _digest(
