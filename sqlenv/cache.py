@@ -84,9 +84,7 @@ class DiskCache:
             self._sweep()
 
     def _sweep(self) -> None:
-        """Remove, once a week, files that belong to no entry, which no limit counts: a process was
-        killed, or the disk was full, while one was written.
-        """
+        """Remove, once a week, files of no entry, as a kill or a full disk leaves them."""
         now, mark = time.time(), self.folder / "swept"
         if mark.exists() and now - mark.stat().st_mtime < _WEEK_S:
             return
