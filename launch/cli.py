@@ -15,9 +15,11 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import gettempdir
 from threading import Event, Thread
 from typing import Any, NoReturn
 
+import apsw
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import (
@@ -153,6 +155,8 @@ def _line_for(error: Exception) -> str | None:
     if isinstance(error, OSError) and error.errno in _SYSTEM_ERRORS:
         place = error.filename or "standard output"
         return f"{place}: {error.strerror}; mend that, and {RESUME}"
+    if isinstance(error, apsw.FullError):  # the only files that SQLite writes for us lie there
+        return f"{gettempdir()}: {words}; mend that, and {RESUME}"
     if "RESOURCE_EXHAUSTED" in words:  # JAX's
         return (
             "the device has too little memory: lower sampler.cache_gb, sampler.slots or "

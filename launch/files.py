@@ -10,10 +10,11 @@ import json
 import logging
 import os
 import platform
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -47,7 +48,7 @@ _ELSEWHERE += ("model.path", "data.root")
 # What a smaller memory needs; numbers differ by rounding alone, as on another mesh.
 _ELSEWHERE += ("train.batching.", "warm_start.batching.", "model.remat")
 _ELSEWHERE += ("sampler.slots", "sampler.cache_gb")
-_MODEL, _CHECKPOINT = "model", "checkpoint"  # in data.json
+_MODEL, _CHECKPOINT, _DATABASES = "model", "checkpoint", "databases"  # in data.json
 _SMALL_BYTES = 2**20
 # With only these files a folder is still free.
 _BEFORE_WORK = frozenset({CONFIG, VERSIONS, DATA})
@@ -102,6 +103,11 @@ def model_digest(folder: Path) -> str:
     """Digest what a policy is read from: weights, their shape, tokenizer and template."""
     files = [path for path in folder.iterdir() if path.suffix in _MODEL_FILES and path.is_file()]
     return digest(files)
+
+
+def database_digest(examples: Iterable[Example]) -> str:
+    """Digest the databases of questions."""
+    return digest([path for path in {one.database for one in examples} if path.is_file()])
 
 
 def bytes_digest(content: bytes) -> str:
@@ -170,7 +176,7 @@ def check_place(folder: Path, *, key: str) -> None:
     ground = next(place for place in (path, *path.parents) if place.exists())
     try:
         # What may be written is not always writable: a full disk, /proc, a file system mounted so.
-        with TemporaryDirectory(prefix=".", dir=ground):
+        with TemporaryDirectory(prefix=".", suffix=PART, dir=ground):
             pass
     except OSError as error:
         raise UserError(f"{key} {folder}: {ground} cannot be written ({error.strerror})") from None
@@ -193,9 +199,8 @@ def claimed(folder: Path, settings: str, *, key: str = "run.dir") -> Generator[P
     check_place(folder, key=key)
     fresh = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder, os.O_RDONLY)
+    handle = _locked(folder, key=key)
     try:
-        _lock(handle, folder, key=key)
         check_settings(folder, settings, key=key)
         if _names(folder) <= _BEFORE_WORK:
             (folder / DATA).unlink(missing_ok=True)  # of a start that came to nothing
@@ -212,15 +217,18 @@ def claimed(folder: Path, settings: str, *, key: str = "run.dir") -> Generator[P
         os.close(handle)
 
 
-def _lock(handle: int, folder: Path, *, key: str) -> None:
+def _locked(folder: Path, *, key: str) -> int:
+    handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
+        os.close(handle)
         raise UserError(
             f"{folder}: another process writes here; wait for it, or set {key} to another folder"
         ) from None
     except OSError as error:
         _log.warning("%s: cannot be locked (%s); start no second process here", folder, error)
+    return handle
 
 
 def fingerprints(
@@ -228,13 +236,15 @@ def fingerprints(
     model: Path | None = None,
     checkpoint: str | None = None,
 ) -> dict[str, Any]:
-    """Return number and fingerprint of the questions of each split, and the fingerprints of a model
-    that is none of the run's own and of a checkpoint.
+    """Return number and fingerprint of the questions of each split, and the fingerprints of their
+    databases, of a model that is none of the run's own, and of a checkpoint.
     """
     facts: dict[str, Any] = {
         name: {"questions": len(each), "fingerprint": question_digest(each)}
         for name, each in splits.items()
     }
+    if splits:
+        facts[_DATABASES] = {"fingerprint": database_digest(chain(*splits.values()))}
     if model is not None:
         facts[_MODEL] = {"fingerprint": model_digest(model)}
     if checkpoint is not None:
@@ -264,8 +274,10 @@ def claim_data(folder: Path, facts: Mapping[str, Any]) -> Mapping[str, Any]:
     path = folder / DATA
     old = read_json(path, dict[str, Any], advice=_ADVICE) if path.exists() else {}
     if changed := [name for name in facts if old.get(name, facts[name]) != facts[name]]:
+        is_split = "questions" in facts[changed[0]]
+        slow = ", or a gold query took too long then or now (executor.timeout_s)" * is_split
         raise UserError(
-            f"{_told(changed[0])}: the files are others than when {folder} was begun; "
+            f"{_told(changed[0])}: the files are others than when {folder} was begun{slow}; "
             f"bring them back, or start in another folder ({path} may be deleted to go on)"
         )
     if (known := {**old, **facts}) != old:

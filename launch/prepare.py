@@ -22,7 +22,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Literal, TextIO
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -30,7 +30,7 @@ from launch import cli, options
 from launch.config import JobConfig, load_config
 from launch.data.preflight import check_data, held_out, load_split
 from launch.data.prompts import Prompts
-from launch.files import check_new
+from launch.files import check_new, write_text
 from minirl.exchange import UserError, broken
 from minirl.run.files import whole_file
 from rewards.execution import gold_result
@@ -95,8 +95,7 @@ def main(
     if export:
         _export(export, out, job, root, sources)
         return
-    with whole_file(out) as file:
-        check_sets(job, sources, file)
+    write_text(out, "".join(check_sets(job, sources)))
     cli.output.print(f"Golds to look at, one a line: {out}")
     cli.output.print(f"Cache of all runs: {cache_folder('sql')}")
 
@@ -125,11 +124,11 @@ def _sources(root: Path, names: Sequence[str], job: JobConfig, dialect: str) -> 
     return found
 
 
-def check_sets(job: JobConfig, sources: Iterable[SourceConfig], file: TextIO) -> None:
-    """Check all questions of data sets by what a job asks for, and warm the cache; write golds to
+def check_sets(job: JobConfig, sources: Iterable[SourceConfig]) -> list[str]:
+    """Check all questions of data sets by what a job asks for, and warm the cache; return golds to
     look at, a line each, and tell what there is of each set.
     """
-    prompts, witnesses = Prompts(job.prompt, job.env), open_store(job.env)
+    prompts, witnesses, doubtful = Prompts(job.prompt, job.env), open_store(job.env), list[str]()
     with Executor(job.executor, shared_cache()) as executor:
 
         def inspect(example: Example) -> Checked:
@@ -146,7 +145,7 @@ def check_sets(job: JobConfig, sources: Iterable[SourceConfig], file: TextIO) ->
         def check(examples: Sequence[Example]) -> Iterator[Checked]:
             for checked in executor.map(inspect, examples):
                 if {*checked.issues} - {"scalar"}:
-                    file.write(_line(checked) + "\n")
+                    doubtful.append(_line(checked) + "\n")
                 yield checked
 
         with cli.progress_bar("reading"):
@@ -158,6 +157,7 @@ def check_sets(job: JobConfig, sources: Iterable[SourceConfig], file: TextIO) ->
                         prompts.matches(example)
                     update(done, pool.total, "")
             cli.output.print(pool.line())
+    return doubtful
 
 
 def _everything(job: JobConfig, source: SourceConfig) -> DataConfig:

@@ -7,8 +7,10 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
+from shutil import copyfile
 from typing import Any
 
 from launch import cli
@@ -21,7 +23,7 @@ from launch.files import (
     SCREENED_SHARES,
     SCREENING,
     bytes_digest,
-    digest,
+    database_digest,
     model_digest,
     write_json,
     write_text,
@@ -31,7 +33,7 @@ from minirl.exchange import UserError
 from minirl.run import distributed
 from minirl.run.files import read_lines
 from minirl.train.rollouts import spread
-from sqlenv.cache import cache_folder
+from sqlenv.cache import shared_cache
 from sqlenv.data.loading import question_digest
 from sqlenv.envs.build import max_replies
 from sqlenv.sql.lexer import tokens
@@ -88,31 +90,34 @@ def screen(
     they come to is in the cache too, by the contents of all that decides it, for other runs.
     """
     path = config.folder / SCREENING
-    if distributed.from_first(path.exists):
-        return _read(path)
     strata = [example.db_id for example in train]
     limit = config.screen.questions
     # The smaller one of two screenings is the beginning of the larger one.
     size = min(limit or len(train), len(set(strata)))
     order = spread(strata, size, Random(f"{config.seed} screening"), first=size)[:limit]
+    if distributed.from_first(path.exists):
+        return _read(path, len(order))
     asked = [train[number] for number in order]
-    cached = cache_folder("screening") / f"{_digest(config, sql, order, asked, model)}.jsonl"
-    if distributed.from_first(cached.exists):
+    cache, key = shared_cache(), f"screening {_digest(config, sql, order, asked, model)}"
+    if (cached := distributed.from_first(lambda: cache.stored(key))) is not None:
         _log.info("screening: another run of these settings had the same, %s", cached)
-        found = _read(cached)
+        found = _read(cached, len(order))
     else:
         sampled = _sample(config, sql, asked, model)
         found = [
             _screened(number, example, one)
             for number, example, one in zip(order, asked, sampled, strict=True)
         ]
-    distributed.from_first(lambda: _write(config.folder, found, cached))
+    distributed.from_first(lambda: _write(config.folder, found))
+    distributed.from_first(lambda: cache.made_file(key, partial(copyfile, path)))
     return found
 
 
-def _read(path: Path) -> list[Screened]:
-    advice = f"delete it to screen again: {path}"
+def _read(path: Path, expected: int) -> list[Screened]:
+    advice = "delete it to screen again"
     lines = distributed.from_first(lambda: list(read_lines(path, Screened, advice=advice)))
+    if (count := len(lines)) != expected:
+        raise UserError(f"{path}: cut off, holds {count:,} of {expected:,} questions; {advice}")
     return [screened for _, screened in lines]
 
 
@@ -122,13 +127,12 @@ def _digest(
     """Digest all that decides a screening: weights, questions, databases, prompts, settings."""
     tokenizer = read_tokenizer(config, model)
     prompts = (sql.training_prompt(example, tokenizer) for example in asked)
-    databases = {example.database for example in asked}
     facts = [
         model_digest(model),
         config.model.dtype,
         [*order],
         question_digest(asked),
-        digest([path for path in databases if path.is_file()]),
+        database_digest(asked),
         [[(message.role, message.content) for message in prompt] for prompt in prompts],
         config.train.group_size,
         config.seed,
@@ -179,7 +183,7 @@ def _screened(number: int, example: Example, sampled: Sampled) -> Screened:
     )  # fmt: skip
 
 
-def _write(folder: Path, found: Sequence[Screened], cached: Path) -> None:
+def _write(folder: Path, found: Sequence[Screened]) -> None:
     every, parts = shares(found), by_part(found)
     write_json(folder / SCREENED_SHARES, {"all": every, **parts})
     for name, part in {"all": every, **parts["difficulty"]}.items():
@@ -187,9 +191,7 @@ def _write(folder: Path, found: Sequence[Screened], cached: Path) -> None:
         _log.info(
             "screening, %s: of %d questions %s right", name, part["questions"], ", ".join(told)
         )
-    text = "".join(f"{json.dumps(asdict(one))}\n" for one in found)
-    for path in (cached, folder / SCREENING):
-        write_text(path, text)
+    write_text(folder / SCREENING, "".join(f"{json.dumps(asdict(one))}\n" for one in found))
 
 
 def shares(found: Sequence[Screened]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import sqlite3
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from functools import cache, lru_cache, wraps
@@ -21,6 +22,7 @@ from minirl.exchange import UserError
 
 _LIMIT_BYTES = 20_000_000_000
 """Size of a cache, from which on the oldest entries go."""
+_DAY_S, _WEEK_S = 86_400, 7 * 86_400
 MAX_CACHED_CHARS = 4_000  # of longer texts only the last one is remembered
 
 Rest = TypeVarTuple("Rest")
@@ -79,6 +81,20 @@ class DiskCache:
                 eviction_policy="least-recently-stored",
                 size_limit=_LIMIT_BYTES,
             )
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Remove, once a week, files of no entry, as a kill or a full disk leaves them."""
+        now, mark = time.time(), self.folder / "swept"
+        if mark.exists() and now - mark.stat().st_mtime < _WEEK_S:
+            return
+        known = {name for (name,) in self._cache._sql("SELECT filename FROM Cache")}
+        for path in self.folder.glob("*/*/*.val"):
+            with suppress(FileNotFoundError):  # evicted at this moment
+                is_new = now - path.stat().st_mtime < _DAY_S  # and may be entered yet
+                if not is_new and str(path.relative_to(self.folder)) not in known:
+                    path.unlink()
+        mark.touch()
 
     def get(self, key: str) -> Any:
         """Return a value, None where there is none."""
@@ -94,18 +110,19 @@ class DiskCache:
 
         Of two that make it at a time the first one's stays: others may go on to read it.
         """
-        while (path := self._stored(key)) is None:
+        while (path := self.stored(key)) is None:
             with TemporaryDirectory() as folder:
                 made = Path(folder) / "made"
                 make(made)
                 with made.open("rb") as file, self._naming():
                     is_first = self._cache.add(key, file, read=True, retry=True)
-                    if not is_first and self._stored(key) is None:  # its file was deleted
+                    if not is_first and self.stored(key) is None:  # its file was deleted
                         file.seek(0)
                         self._cache.set(key, file, read=True, retry=True)
         return path
 
-    def _stored(self, key: str) -> Path | None:
+    def stored(self, key: str) -> Path | None:
+        """Return the path of a stored file, None where there is none."""
         with self._naming(), suppress(FileNotFoundError):  # evicted at this moment
             if file := self._cache.get(key, read=True):
                 with file:

@@ -27,7 +27,6 @@ from launch.evaluation.results import (
 from launch.files import CONFIG, RESULT, VERSIONS
 from launch.records import read_json_lines
 from minirl.exchange import UserError
-from minirl.run.files import PART
 
 METRICS = "metrics.jsonl"
 _MARKS = (VERDICTS, METRICS, CONFIG)
@@ -138,7 +137,7 @@ def _read(name: str, row: str, path: Path) -> Run:
         folder = path if path.is_dir() else None
         return Run(name, row, folder, {"answers": report}, **files)
     settings = files["settings"]
-    if "decode" in settings or (path / f"{VERDICTS}{PART}").exists():
+    if "decode" in settings:
         raise UserError(f"{path}: an evaluation that is not finished; repeat its command first")
     if "train" not in settings and not any((path / one).exists() for one in (METRICS, *PLACES)):
         raise UserError(f"{path}: neither a run of launch.train nor a result of launch.eval")

@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
+from itertools import product
 from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -50,7 +51,7 @@ class Checkpoints:
     """The checkpoints of one phase of a run: the newest two, and the best by a score.
 
     A tree has `params`, `opt_state` and `policy`: the weights that are read from a checkpoint,
-    which are others than `params` where it has an `average`. Of an older best there are weights
+    which are others than `params` where it has an `average`. Of an older best there are these
     alone, in half to a third of the room: a run goes on from the newest.
 
     All methods that write raise a `UserError` if this, or what was written before, has failed.
@@ -136,7 +137,8 @@ class Checkpoints:
         """
         step = self.newest_step()
         where = self._folder / str(step)
-        params = read_raw_params(where, like.params)
+        raw = _TREE if like.average is None else _RAW
+        params = read_params(where, like.params, item=raw)
         opt_state = read_params(where, like.opt_state, item=_OPTIMIZER)
         average = None if like.average is None else read_params(where, like.average)
         with _reporting(where, _UNREADABLE):
@@ -152,8 +154,8 @@ class Checkpoints:
             if distributed.is_first():
                 self._settle()
         older = sorted(self._manager.all_steps())[:-_KEPT]
-        for step in older if distributed.is_first() else ():
-            shutil.rmtree(self._folder / str(step) / _OPTIMIZER, ignore_errors=True)
+        for step, item in product(older if distributed.is_first() else (), (_OPTIMIZER, _RAW)):
+            shutil.rmtree(self._folder / str(step) / item, ignore_errors=True)
 
     def _put_aside(self, step: int) -> None:
         """Leave an empty folder in the place of a checkpoint, for Orbax to delete."""
@@ -195,11 +197,6 @@ def best_step(folder: Path) -> int | None:
     options = ocp.CheckpointManagerOptions(best_fn=_SCORE, read_only=True)
     with _open(folder.absolute(), options=options) as manager:
         return manager.best_step() or manager.latest_step()
-
-
-def read_raw_params(where: Path, like: Tree) -> Tree:
-    """Read the weights that updates change, of which a checkpoint may hold the average too."""
-    return read_params(where, like, item=_RAW if (where / _RAW).is_dir() else _TREE)
 
 
 def read_params(where: Path, like: Tree, *, item: str = _TREE) -> Tree:

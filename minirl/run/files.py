@@ -8,11 +8,12 @@ import os
 import re
 import shutil
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, TypeVar
+from uuid import uuid4
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -62,7 +63,8 @@ def whole_file(path: Path) -> Generator[TextIOWrapper]:
             file.flush()
         return
     target = path.resolve()
-    scratch = target.with_name(f".{target.name}{PART}")
+    # Of its own: two processes may write one file at a time.
+    scratch = target.with_name(f".{target.name}.{uuid4().hex[:8]}{PART}")
     try:
         with naming(path):
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -85,7 +87,7 @@ def sync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         # Not every file system keeps a folder's list as a file.
-        with suppress(OSError) if path.is_dir() else nullcontext():
+        with suppress(OSError) if path.is_dir() else naming(path):
             os.fsync(handle)
     finally:
         os.close(handle)

@@ -10,8 +10,6 @@ and in scripts without blanks each character is a word.
 
 from __future__ import annotations
 
-import errno
-import os
 import re
 import threading
 import unicodedata
@@ -75,8 +73,6 @@ def build_index(database: Path, index: Path) -> None:
         texts = _texts(database)
         connection.executemany(_INSERT, ((*text, " ".join(_words(text[2]))) for text in texts))
         connection.execute("INSERT INTO value(value) VALUES ('optimize')").execute("COMMIT")
-    except apsw.FullError:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(index)) from None
     except apsw.CorruptError as error:
         raise UserError(f"{database}: the database file is damaged ({error})") from None
     finally:

@@ -7,7 +7,9 @@ import shutil
 import socket
 import sys
 from pathlib import Path
+from tempfile import gettempdir
 
+import apsw
 import jax
 import numpy as np
 import pytest
@@ -265,6 +267,7 @@ def test_a_run_that_has_nothing_to_do_stops_before_it_begins(command, tiny, tmp_
         (OSError(errno.ENOSPC, "full", "f"), "f: full"),
         (OSError(errno.ENOSPC, "full"), "standard output: full"),
         (OSError(errno.EACCES, "closed", "f"), "f: closed"),
+        (apsw.FullError("full"), f"{gettempdir()}: full"),
         (RuntimeError("RESOURCE_EXHAUSTED: Out of memory"), "sampler.cache_gb"),
         (ModuleNotFoundError("?", name="flax"), "flax is not installed"),
         (ModuleNotFoundError("?", name="launch.none"), None),

@@ -5,6 +5,7 @@ import os
 import signal
 import warnings
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,21 @@ def test_the_shared_cache_is_bounded(tmp_path: Path, monkeypatch):
     assert disk.get("1999") == [1999] * 100
     assert disk.get("0") is None
     assert len(list(disk._cache)) < 1_500
+
+
+def test_what_a_kill_left_in_the_cache_is_removed(tmp_path: Path, monkeypatch):
+    with closing(DiskCache(tmp_path / "small")) as disk:
+        entered = disk.made_file("one", lambda file: file.write_bytes(b"1"))
+    left, new = (entered.with_stem(name) for name in ("left", "new"))
+    for path in (left, new):  # which another process may be about to enter
+        path.write_bytes(b"2")
+    for path in (left, entered):
+        os.utime(path, (0, 0))
+    for week_s, there in ((1e9, [entered, left, new]), (0, [entered, new])):
+        monkeypatch.setattr("sqlenv.cache._WEEK_S", week_s)
+        with closing(DiskCache(tmp_path / "small")) as disk:
+            assert sorted(entered.parent.iterdir()) == sorted(there)
+            assert disk.stored("one") == entered
 
 
 def test_several_workers_find_what_one_finds(downloads, run, empty_cache):

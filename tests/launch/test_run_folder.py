@@ -1,14 +1,22 @@
 """A folder of results belongs to its settings, its questions and one process at a time."""
 
 import json
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import yaml
 
 from launch.config import JobConfig, dump, load_config
-from launch.files import check_alike, check_settings, claim_data, claimed, fingerprints
+from launch.files import (
+    check_alike,
+    check_place,
+    check_settings,
+    claim_data,
+    claimed,
+    fingerprints,
+)
 from minirl.exchange import UserError
 from sqlenv.types import Example
 from tests.vectors import read
@@ -69,6 +77,20 @@ def test_a_folder_without_work_may_have_other_settings(job, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+def test_a_process_that_tries_a_place_is_no_work_to_another(job, monkeypatch):
+    """Both of one run, in a folder that was made for it."""
+    job().folder.mkdir()
+
+    @contextmanager
+    def tried(**place):
+        with TemporaryDirectory(**place):
+            check_settings(job().folder, dump(job()))
+            yield
+
+    monkeypatch.setattr("launch.files.TemporaryDirectory", tried)
+    check_place(job().folder, key="run.dir")
+
+
 def test_settings_that_somebody_wrote_by_hand_are_not_written_over(tmp_path):
     (tmp_path / "config.yaml").write_text("base: laptop.yaml  # mine\n")
     claiming = claimed(tmp_path, "a: 1\n").__enter__
@@ -92,10 +114,14 @@ def test_another_checkpoint_at_the_same_place_is_noticed(tmp_path):
     assert told.startswith("--checkpoint: the files are others")
 
 
-def test_one_process_at_a_time(job):
-    folder = claim(job())
-    with claimed(folder, dump(job())):
-        assert "another process" in mistake(claim, job())
+def test_one_process_at_a_time_which_a_second_start_leaves_its_folder(job, monkeypatch):
+    """Also where the second one did not see the folder yet, as on another host."""
+    folder, settings, exists = job().folder, dump(job()), Path.exists
+    with claimed(folder, settings):
+        monkeypatch.setattr(Path, "exists", lambda path: path != folder and exists(path))
+        assert "another process" in mistake(claimed(folder, settings).__enter__)
+        monkeypatch.undo()
+        assert {path.name for path in folder.iterdir()} == {"config.yaml", "versions.json"}
 
 
 def test_versions_that_changed_since_are_named(job, caplog):
@@ -120,13 +146,20 @@ def test_damaged_files_are_named(job, name, text):
 
 
 def test_questions_that_changed_under_a_run_or_on_another_host_are_refused(tmp_path):
-    first, second = (Example(str(n), "?", "d", tmp_path, f"SELECT {n}") for n in (1, 2))
+    database = tmp_path / "d.sqlite"
+    database.write_bytes(b"first")
+    first, second = (Example(str(n), "?", "d", database, f"SELECT {n}") for n in (1, 2))
     facts, others = (fingerprints({"train": each}) for each in ([first, second], [second, first]))
     assert claim_data(tmp_path, facts)["train"]["questions"] == 2
     assert claim_data(tmp_path, facts) == facts
     check_alike(facts, facts)
     for refuse in (claim_data, tmp_path, others), (check_alike, others, facts):
-        assert "data.train: " in mistake(*refuse)
+        told = mistake(*refuse)
+        assert ("data.train: " in told, "executor.timeout_s" in told) == (True, True)
+    database.write_bytes(b"another")
+    others = fingerprints({"train": [first, second]})
+    for refuse in (claim_data, tmp_path, others), (check_alike, others, facts):
+        assert "data.databases: " in mistake(*refuse)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from launch.evaluation.answers import Sampled
 from launch.screening import OwnAnswer, Screened, by_part, kept, screen, shares
 from launch.warm_start import choose_answers
 from minirl.exchange import UserError
+from sqlenv.cache import DiskCache
 from sqlenv.types import Example
 from tests.minirl.toy import without_times
 
@@ -72,6 +73,13 @@ def test_a_screening_is_made_once_and_keeps_two_different_right_queries(job, tmp
         again = screen(in_folder(job, folder), cast(Any, None), TRAIN, Path("model"))
         assert again == found
     assert len(asked) == 1
+    # A copy that was cut off, at the end of a line or within one.
+    text = (tmp_path / "other" / "screening.jsonl").read_text()
+    for part in (text[: text[:-1].rindex("\n") + 1], text[:-9]):
+        (tmp_path / "other" / "screening.jsonl").write_text(part)
+        with pytest.raises(UserError, match=r"jsonl: cut off, holds 5 of 6 questions.*delete it"):
+            screen(in_folder(job, tmp_path / "other"), cast(Any, None), TRAIN, Path("model"))
+    (tmp_path / "other" / "screening.jsonl").write_text(text)
     for name in ("screening.jsonl", "screening.json"):
         assert (tmp_path / name).read_bytes() == (tmp_path / "other" / name).read_bytes()
     # A reply that a limit ended is not learned.
@@ -195,5 +203,8 @@ def test_a_run_that_screens_resumes(command, place, tiny, tmp_path):
         assert (whole / name).read_bytes() == (stopped / name).read_bytes()
     assert without_times(whole / "warm") == without_times(stopped / "warm")
     # By this name other runs find it.
-    names = [path.name for path in (tmp_path / "cache").rglob("screening/*.jsonl")]
-    assert (len(names), len({*names})) == (2, 1)
+    caches = [DiskCache(path) for path in (tmp_path / "cache").glob("*/minirl/sql")]
+    keys = [key for one in caches for key in one._cache if key.startswith("screening ")]
+    assert (len(keys), len({*keys})) == (2, 1)
+    for one in caches:
+        one.close()

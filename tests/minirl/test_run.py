@@ -10,6 +10,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import jax
 import numpy as np
@@ -184,22 +185,32 @@ def test_the_old_file_stays_until_the_new_one_is_on_the_disk(tmp_path, monkeypat
     fsync = os.fsync
 
     def told(handle):
-        synced.append((Path(f"/proc/self/fd/{handle}").readlink().name, path.exists()))
+        place = Path(f"/proc/self/fd/{handle}").readlink()
+        synced.append((place.suffix or place.name, path.exists()))
         fsync(handle)
 
     monkeypatch.setattr(os, "fsync", told)
     with whole_file(path) as file:
         file.write("one")
-    assert synced == [(".result.json.part", False), ("new", True)]
+    assert synced == [(".part", False), ("new", True)]
     with suppress(KeyboardInterrupt), whole_file(path) as file:
         file.write("two")
         assert path.read_text() == "one"
         raise KeyboardInterrupt
     assert path.read_text() == "one"
+    # Nor is it that of another process, such as a second launch.prepare.
+    with whole_file(path) as file:
+        file.write("three")
+        with whole_file(path) as other:
+            other.write("a longer one")
+        assert path.read_text() == "a longer one"
+    assert path.read_text() == "three"
     assert [found.name for found in path.parent.iterdir()] == ["result.json"]
 
 
-def test_a_link_stays_a_link_and_a_pipe_a_pipe_and_an_error_names_what_was_asked_for(tmp_path):
+def test_a_link_stays_a_link_and_a_pipe_a_pipe_and_an_error_names_what_was_asked_for(
+    tmp_path, monkeypatch
+):
     (tmp_path / "link").symlink_to(tmp_path / "file")
     with whole_file(tmp_path / "link") as file:
         file.write("text")
@@ -218,6 +229,13 @@ def test_a_link_stays_a_link_and_a_pipe_a_pipe_and_an_error_names_what_was_asked
         with pytest.raises(OSError, match=r".") as caught, whole_file(path) as file:
             file.write("text")
         assert str(caught.value.filename).startswith(str(path.parent))
+    # A disk in a network may say so only then.
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=full))
+    lines = JsonLines(tmp_path / "lines", resume_step=0)
+    with pytest.raises(OSError, match="No space") as caught:
+        lines.write(1, {})
+    assert caught.value.filename == str(tmp_path / "lines")
 
 
 def test_a_folder_appears_when_its_files_are_on_the_disk(tmp_path, monkeypatch):

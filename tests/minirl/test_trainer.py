@@ -22,7 +22,7 @@ from minirl.config import BatchingConfig, OptimizerConfig
 from minirl.config.algorithms import AlgorithmConfig
 from minirl.exchange import CreditSpan, LostError, UserError
 from minirl.run import distributed, preemption
-from minirl.run.checkpoint import read_raw_params
+from minirl.run.checkpoint import read_params
 from minirl.run.preemption import Preempted
 from minirl.sample import decode
 from minirl.train.optimizer import learning_rate
@@ -117,8 +117,10 @@ def test_an_average_is_measured_and_kept_and_the_weights_are_trained(finished, t
     assert metrics_of(tmp_path) == metrics_of(finished.folder)
     for version, params in measured.items():
         assert_close(params, expected[version], atol=1e-6)
-    best = tmp_path / "checkpoints" / "4"
-    assert_same(read_raw_params(best, trainer.params), finished.weights[4])
+    kept = tmp_path / "checkpoints"
+    assert_same(read_params(kept / "8", trainer.params, item="raw"), finished.weights[8])
+    # Of the best, from which no run goes on, there is the average alone.
+    assert sorted(path.parent.name for path in kept.glob("*/raw")) == ["6", "8"]
     # Right after a run, as a job does it: of the best weights there is room for one copy.
     before = trainer._state
     assert trainer.use_best() == 4
