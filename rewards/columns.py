@@ -26,7 +26,6 @@ _SHORTEST_SQL = 16  # the released program never runs a shorter query
 _ROW_CUTOFF, _EVALUATED_ROW_CUTOFF = 5, 30
 # Blanks are those of ASCII: `int` does not know all the others.
 _NUMBER = re.compile(r"\s*[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?\s*", re.ASCII)
-_INTEGER = re.compile(r"\s*[+-]?[0-9]{1,18}\s*", re.ASCII)
 # Nobody writes longer numbers, and reading a very long one takes time.
 _NUMBER_CHARS = 64
 
@@ -143,7 +142,7 @@ def _comparable(value: Value) -> Hashable:
 def _number(text: str) -> int | float | None:
     if len(text) > _NUMBER_CHARS or not _NUMBER.fullmatch(text):
         return None
-    return int(text) if _INTEGER.fullmatch(text) else float(text)
+    return int(text) if text.strip().lstrip("+-").isdigit() else float(text)
 
 
 # The released program (its `accuracy_reward.py`).

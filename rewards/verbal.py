@@ -19,7 +19,7 @@ from sqlglot.errors import SqlglotError
 from rewards.config import JudgeConfig
 from sqlenv.evaluators.official import same_query
 from sqlenv.sql.answers import block_of
-from sqlenv.sql.extraction import parse
+from sqlenv.sql.extraction import parse_copy
 from sqlenv.types import Observation, Result, Table
 
 RequestKind = Literal["generate", "judge"]
@@ -189,14 +189,13 @@ def normalise_sql(sql: str) -> str:
 
     Strings and quoted names, which may be strings, stay as they are.
     """
-    tree = parse(sql)
+    tree = parse_copy(sql)
     if tree is not None:
-        copy = tree.copy()
-        for name in copy.find_all(exp.Identifier):
+        for name in tree.find_all(exp.Identifier):
             if not name.quoted:
                 name.set("this", name.name.lower())
         try:
-            return copy.sql(dialect="sqlite", comments=False)
+            return tree.sql(dialect="sqlite", comments=False)
         except (SqlglotError, RecursionError):
             pass
     return same_query(sql)

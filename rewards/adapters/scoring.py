@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -108,8 +109,10 @@ class Scorer:
         form = "fence" if config.env.wrapping == "fence" else "sql_tag"
         self.feedback = partial(feedback, form=form)
         self._witnesses = open_store(config.env)
-        # What a trainer scores is over: nobody reads a diagnosis.
-        self._judging = self.environment(config.env, lambda *_: ((), ""))
+        # What a trainer scores is over: it has limited the calls, and nobody reads a diagnosis.
+        env = config.env
+        env = env.model_copy(update={"calls": sys.maxsize}) if env.kind == "agentic" else env
+        self._judging = self.environment(env, lambda *_: ((), ""))
         self._told: set[object] = set()
 
     def environment(self, env: EnvConfig, told: Feedback | None = None) -> BaseEnvironment:
@@ -125,7 +128,8 @@ class Scorer:
     def score(self, example: Example, replies: Sequence[str]) -> Scored:
         """Score the replies of one episode, one a turn; no reply whatever raises.
 
-        When an episode ends is the trainer's business: replies after a match are judged too.
+        When an episode ends is the trainer's business: replies after a match are judged too, and
+        so are more calls than the settings allow.
         """
         question = (example.database, example.gold_sql)
         if question not in self._told:  # else a gold that times out would run for every episode

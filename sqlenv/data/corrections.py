@@ -30,7 +30,7 @@ class CorrectionRecord(BaseModel, frozen=True):
     gold_sql: Text | None = Field(
         default=None, validation_alias=AliasChoices("gold_sql", "corrected_query", "SQL", "query")
     )
-    alternatives: tuple[Text, ...] = ()
+    alternatives: tuple[Text, ...] | None = None
     question: Text | None = Field(
         default=None, validation_alias=AliasChoices("corrected_question", "question")
     )
@@ -81,7 +81,7 @@ class Corrections:
         return replace(
             example,
             gold_sql=(one.gold_sql or example.gold_sql).strip(),
-            alternatives=tuple(sql.strip() for sql in one.alternatives),
+            alternatives=tuple(sql.strip() for sql in one.alternatives or ()),
             question=(one.question or example.question).strip(),
             evidence=example.evidence if one.evidence is None else one.evidence.strip(),
             grading_method=one.grading_method or "",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from sqlglot import exp
 
-from sqlenv.sql.extraction import clause, parse
+from sqlenv.sql.extraction import clause, parse_copy
 
 _PAIRS: Sequence[tuple[type[exp.Expr], type[exp.Expr]]] = (
     (exp.EQ, exp.NEQ),
@@ -26,7 +26,7 @@ def corrupt(sql: str) -> str | None:
     The habit is the first of `_HABITS` that applies, so queries of one form have one mistake. None
     where the query does not parse or has nothing to get wrong.
     """
-    tree = parse(sql)
+    tree = parse_copy(sql)
     query = tree.unnest() if isinstance(tree, exp.Subquery) else tree
     if query is None or (isinstance(query, exp.Select) and not clause(query, "from_")):
         return None

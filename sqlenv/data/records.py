@@ -102,7 +102,7 @@ class QuestionRecord(BaseModel, frozen=True):
     dialect: Text | None = None
     question_style: Text | None = None
     grading_method: Rule = ""
-    alternatives: tuple[Text, ...] = ()
+    alternatives: tuple[Text, ...] | None = None
 
 
 class TableNames(BaseModel, frozen=True):

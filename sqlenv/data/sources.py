@@ -52,7 +52,7 @@ WITH labelled AS (SELECT *, CASE
     WHEN NOT is_local OR dialect NOT IN (SELECT value FROM json_each(:dialects))
         THEN 'not for SQLite'
     WHEN db_id NOT IN (SELECT value FROM json_each(:there)) THEN 'missing database'
-    WHEN is_blank THEN 'blank'
+    WHEN is_blank AND position NOT IN (SELECT value FROM json_each(:filled)) THEN 'blank'
     END AS issue FROM {table}),
 candidate AS (SELECT * FROM labelled WHERE db_id IN (SELECT value FROM json_each(:accepted))
     AND (issue IS NULL OR issue = 'blank' AND :takes_blank))
@@ -149,7 +149,9 @@ class Pool:
         """Line up those that may be drawn; count them, and the others by issue."""
         rng = Random(f"{self._config.seed} {self.name}")
         names = [name for (name,) in self._ask(f"SELECT DISTINCT db_id FROM {self._table}")]
+        blank = self._ask(f"SELECT {_READ} FROM {self._table} WHERE is_blank")
         lists = {
+            "filled": [at for at, *row in blank if self._corrected(*row).gold_sql],
             "excluded": self._config.exclude_databases,
             "levels": self.source.levels,
             "styles": self.source.exclude_styles,
@@ -188,7 +190,7 @@ class Pool:
 
     def _sound(self, rows: Sequence[Any]) -> Iterator[tuple[int, Example]]:
         """Look at the gold queries of some questions, and pass on those that may stay."""
-        read = {position: self._corrections.lay(self._example(*row)) for position, *row in rows}
+        read = {position: self._corrected(*row) for position, *row in rows}
         found = {position: Checked(example) for position, example in read.items()}
         if self._check is not None:
             asked = {position: one for position, one in read.items() if one.gold_sql}
@@ -206,6 +208,9 @@ class Pool:
             if drops.isdisjoint(one.issues):
                 self.kept += 1
                 yield position, one.example
+
+    def _corrected(self, *row: Any) -> Example:
+        return self._corrections.lay(self._example(*row))
 
     def _example(self, file: int, number: int, start: int, length: int, level: str) -> Example:
         path, layout = self.location.files[file], self.source.layout
@@ -227,7 +232,7 @@ class Pool:
             dialect=NAMES.get((asked.dialect or self.source.dialect).lower(), "sqlite"),
             source=layout,
             question_id=str(number if own is None else own),
-            alternatives=asked.alternatives,
+            alternatives=asked.alternatives or (),
             grading_method=asked.grading_method or "",
         )
 

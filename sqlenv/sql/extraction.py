@@ -52,6 +52,7 @@ _AFTER_FROM = frozenset(
     {"where", "group", "having", "order", "limit", "window", "union", "except", "intersect", ","}
 )
 _START = frozenset({"select", "with", "("})
+_NUMERIC = {exp.DType.BOOLEAN, exp.DType.DECIMAL, *exp.DataType.TEMPORAL_TYPES}  # to SQLite
 # What sqlglot cannot parse it logs too; a policy that writes nonsense would fill the run's log.
 logging.getLogger("sqlglot").setLevel(logging.ERROR)
 # What sqlglot raises on text that is no SQL: its own errors, and slips of its own code.
@@ -80,6 +81,18 @@ def parse(sql: str) -> QueryTree | None:
     if len(sql) > MAX_TREE_DEPTH and depth(tree) > MAX_TREE_DEPTH:
         return None
     return tree if tree.selects else None  # sqlglot takes `SELECT FROM t` for a query
+
+
+def parse_copy(sql: str) -> QueryTree | None:
+    """Parse one query into a tree of the caller's own, which is written with the casts that it was
+    read with: sqlglot would write other types, and functions of dates.
+    """
+    tree = parse(sql)
+    tree = tree and tree.copy()
+    for cast in tree.find_all(exp.Cast) if tree else ():
+        if cast.to.this in _NUMERIC:
+            cast.set("to", exp.DataType(this=exp.DType.USERDEFINED, kind="NUMERIC"))
+    return tree
 
 
 def is_within_limits(words: tuple[str, ...]) -> bool:

@@ -74,12 +74,10 @@ def _read(sql: str, dialect: Dialect) -> QueryTree:
     # The dialect's own tokens: what is a string or a comment in it is none for our lexer.
     if not is_within_limits(tuple(_words(tokens))):
         raise ValueError("not one query, or too deep")
-    trees = dialect.parser(error_level=ErrorLevel.RAISE).parse(tokens, sql)
-    if len(trees) != 1 or not isinstance(trees[0], QueryTree):
-        raise ValueError("not a query")
-    if depth(trees[0]) > MAX_TREE_DEPTH:
-        raise ValueError("too deep")
-    return trees[0]
+    tree, *more = dialect.parser(error_level=ErrorLevel.RAISE).parse(tokens, sql)
+    if more or not isinstance(tree, QueryTree) or depth(tree) > MAX_TREE_DEPTH:
+        raise ValueError("not one query, or too deep")
+    return tree
 
 
 def _words(tokens: list[Token]) -> Iterator[str]:
@@ -96,8 +94,9 @@ def _check(node: exp.Expr, dialect: str) -> None:
     is_lost: object = False
     match node:
         case exp.TimeToStr():
-            rest = _MARKS.sub("", node.args["format"].name)
-            is_lost = "%" in rest or (dialect == "postgres" and re.search("[A-Za-z]", rest))
+            rest, marks = _MARKS.subn("", node.args["format"].name)
+            unknown = "[%A-Za-z]" if dialect == "postgres" else "%"
+            is_lost = not marks or re.search(unknown, rest)  # also a format of numbers
         case exp.DateAdd() | exp.DateSub():
             is_lost = (node.text("unit").upper() or "DAY") not in _STEPS
         case exp.Add() | exp.Sub():

@@ -14,7 +14,7 @@ from sqlglot import exp
 
 from sqlenv.evaluators.equality import matches
 from sqlenv.executor.database import with_memory
-from sqlenv.sql.extraction import parse
+from sqlenv.sql.extraction import parse_copy
 from sqlenv.types import MatchMode, Table
 from sqlenv.witness.focus import focus_of
 from sqlenv.witness.source import read_source
@@ -115,7 +115,7 @@ def ties_broken(sql: str) -> tuple[str, ...]:
     Returns:
         Two queries; none where the query has no ORDER BY, or cannot be parsed.
     """
-    tree = parse(sql) if "order" in sql.lower() else None
+    tree = parse_copy(sql) if "order" in sql.lower() else None
     if tree is None or tree.find(exp.Order) is None:
         return ()
     return tuple(_break_ties(tree.copy(), is_down=is_down) for is_down in (False, True))
@@ -150,7 +150,7 @@ def _limited(gold: str) -> tuple[tuple[str, int, int], ...]:
     the LIMIT, and with what they order by behind what they show; with the number of that, and the
     LIMIT.
     """
-    tree, found = parse(gold), []
+    tree, found = parse_copy(gold), []
     for select in tree.find_all(exp.Select) if tree else ():
         limit, order = select.args.get("limit"), select.args.get("order")
         is_plain = not (select.args.get("distinct") or select.args.get("offset"))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from sqlglot import exp
 
 from sqlenv.schema.reading import ColumnKey
-from sqlenv.sql.extraction import parse
+from sqlenv.sql.extraction import parse_copy
 from sqlenv.types import Value
 from sqlenv.witness.source import SourceDatabase
 
@@ -163,10 +163,9 @@ def read_tree(sql: str, columns: ColumnNames) -> exp.Expression | None:
 
     A name in double quotes that is no column's is text, as SQLite takes it.
     """
-    tree = parse(sql)
+    tree = parse_copy(sql)
     if tree is None:
         return None
-    tree = tree.copy()
     known = {name for names in columns.values() for name in names}
     known |= {alias.alias.lower() for alias in tree.find_all(exp.Alias)}
     for column in list(tree.find_all(exp.Column)):

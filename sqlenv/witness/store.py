@@ -20,7 +20,7 @@ from sqlenv.witness.draw import draw_witnesses
 
 _log = logging.getLogger(__name__)
 
-VERSION = 13
+VERSION = 14
 """Of how witnesses are made: another one makes them anew."""
 _MODE_OF: Mapping[ExecutionMatch, MatchMode] = {
     "bird_ex": "set",

@@ -202,12 +202,14 @@ def test_sql_in_another_form_than_is_asked_for_is_told_once(database, caplog):
 def test_calls_that_trl_has_read_are_calls(database):
     tool = {"role": "tool", "name": "run_sql", "content": "[[19], [30]]"}
     answer = {"role": "assistant", "content": f"```sql\n{GOLD}\n```", "reasoning_content": "So."}
+    many = [call(GOLD), tool] * 5
     found = SqlReward(AGENTIC)(
-        [[call(SEARCH), tool, answer], [answer], [call(GOLD)], [call("SELECT")]],
-        **rows(database, 4),
+        [[call(SEARCH), tool, answer], [answer], [call(GOLD)], [call("SELECT")], [*many, answer]],
+        **rows(database, 5),
     )
-    # A rise from 0 to 1, less the cost of a step; right at once; a fall without an answer; nothing.
-    assert found == pytest.approx([0.9999, 1.0, 1 - 1.5001, -0.0001])
+    # A rise from 0 to 1, less the cost of a step; right at once; a fall without an answer; nothing;
+    # more calls than our own environment runs, which TRL does not limit by itself.
+    assert found == pytest.approx([0.9999, 1.0, 1 - 1.5001, -0.0001, 0.9996])
 
 
 def test_verl_gets_a_score_accuracy_and_parts(database):

@@ -47,7 +47,7 @@ def test_published_forms_are_read(folder):
     }  # fmt: skip
     proposal = {
         "id": 9, "db_id": "band", "change_type": "x", "corrected_query": "SELECT 2",
-        "original_query": "SELECT count(*) FROM band",
+        "original_query": "SELECT count(*) FROM band", "alternatives": None,
     }  # fmt: skip
     first, second = lay(folder, verified, proposal).examples
     assert (first.question, first.grading_method) == ("Name 1 of them.", "subset,=,1")
@@ -60,6 +60,8 @@ def test_published_forms_are_read(folder):
         "evidence": "",
         "SQL": "SELECT 3",
     }
+    # What has no gold query of its own is asked too.
+    write(folder / "dev.json", [ASKED[0], {**ASKED[1], "SQL": None}])
     first, second = lay(folder, arcwise).examples
     assert first.gold_sql == ASKED[0]["SQL"]
     assert (second.question, second.gold_sql, second.evidence) == ("?", "SELECT 3", "")
