@@ -15,7 +15,7 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from minirl.config.algorithms import PRESETS, AlgorithmConfig
+from minirl.config.algorithms import AlgorithmConfig
 from minirl.exchange import UserError
 from minirl.run.files import describe
 from rewards.config import ProgressiveConfig
@@ -166,19 +166,12 @@ def _set(node: Any, above: tuple[str, ...], keys: Sequence[str], value: Any) -> 
     kept = dict(node) if isinstance(node, dict) else {}  # such as of `mesh: auto`
     if value is not None:
         kept.pop(_RIVALS.get(path), None)
-    if path == ("train", "algorithm", "kind"):
-        kept = _without_preset(kept)
+    is_whole = kept.keys() >= AlgorithmConfig.model_fields.keys()
+    if path == ("train", "algorithm", "kind") and is_whole:
+        # A run's config has all settings: what the kind before has said is not for another one.
+        said = AlgorithmConfig(kind=kept["kind"]).model_dump().items()
+        kept = dict(item for item in kept.items() if item not in said)
     return {**kept, key: _set(kept.get(key), path, rest, value)}
-
-
-def _without_preset(algorithm: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what an algorithm's kind has said where all settings are there, as in the config of
-    a run: over those of another kind they would all count.
-    """
-    preset = next((of for kind, (_, of) in PRESETS.items() if kind == algorithm.get("kind")), {})
-    said = AlgorithmConfig().model_dump() | dict(preset)
-    is_whole = algorithm.keys() >= said.keys()
-    return {key: value for key, value in algorithm.items() if not is_whole or value != said[key]}
 
 
 def explain(error: ValidationError, raw: Any, settings: type[BaseModel]) -> str:
