@@ -268,7 +268,7 @@ class CourseConfig(TrainConfig):
     @model_validator(mode="after")
     def _check_length(self) -> CourseConfig:
         if self.epochs is not None and "steps" in self.model_fields_set:
-            raise contradiction("steps", "give this or train.epochs; set the other to null")
+            raise contradiction("steps", "give this or train.epochs, and leave the other out")
         return self
 
 

@@ -166,6 +166,11 @@ def _set(node: Any, above: tuple[str, ...], keys: Sequence[str], value: Any) -> 
     kept = dict(node) if isinstance(node, dict) else {}  # such as of `mesh: auto`
     if value is not None:
         kept.pop(_RIVALS.get(path), None)
+    is_whole = kept.keys() >= AlgorithmConfig.model_fields.keys()
+    if path == ("train", "algorithm", "kind") and is_whole:
+        # A run's config has all settings: what the kind before has said is not for another one.
+        said = AlgorithmConfig(kind=kept["kind"]).model_dump().items()
+        kept = dict(item for item in kept.items() if item not in said)
     return {**kept, key: _set(kept.get(key), path, rest, value)}
 
 

@@ -9,6 +9,7 @@ by one. A policy with adapters (train.lora) is merged; --adapter writes these al
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -50,8 +51,6 @@ def main(
         )
     cli.use_accelerator("cpu")
     # JAX takes seconds to import, and nothing above needs it.
-    import jax.numpy as jnp
-
     from minirl.model import huggingface
     from minirl.model.lora import described, merged_tensors, trained
     from minirl.run.checkpoint import read_params
@@ -62,9 +61,9 @@ def main(
         tensors = huggingface.read_tensors(policy.model)
         if policy.checkpoint is not None:
             like = trained(described(read_config(policy.model), lora=policy.lora))
-            # As the run has read them: in the type that it computes in.
-            own = jnp.dtype(_own_dtype(policy))
-            base = ((name, one.astype(own)) for name, one in tensors)
+            # As the run has read them: in the type that it computes in, but for some of Qwen3.5.
+            own = partial(huggingface.file_type, dtype=_own_dtype(policy))
+            base = ((name, one.astype(own(name))) for name, one in tensors)
             tensors = huggingface.tensors(read_params(policy.checkpoint, like))
             if adapter:
                 shapes = huggingface.tensor_shapes(like)

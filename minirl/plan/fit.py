@@ -380,7 +380,8 @@ class Learning(Phase):
         }
         return beside, {
             "generation_memory_bytes": held | beside | generation,
-            "cache_gb": room / GB if math.isfinite(room) else None,
+            # One longest episode may need more than a cache's share, and a byte for rounding.
+            "cache_gb": max(room, size + 1) / GB if math.isfinite(room) else None,
             "sampler_mesh": None if mesh is None else dict(mesh.shape),
         }
 

@@ -124,8 +124,8 @@ def plan_cache(
         raise UserError(
             f"sampler.cache_gb: {config.cache_gb:g} GB hold no episode of "
             f"{config.max_prompt_tokens} + {config.max_response_tokens} tokens; write "
-            f"{math.ceil(least / GB * 100) / 100:g} or more, or lower sampler.max_prompt_tokens "
-            "and sampler.max_response_tokens"
+            f"{math.ceil(least / GB * 100) / 100:g} or more, or lower max_prompt_tokens and "
+            "max_response_tokens of sampler, or of evaluation"
         )
     return shape(bisect(range(1, most + 1), limit, key=size))
 

@@ -203,6 +203,14 @@ def test_another_kind_does_not_clash_with_the_bases_settings(written):
     assert (merged.optimizer.kind, merged.optimizer.learning_rate) == ("adamw", 0.01)
 
 
+def test_a_runs_config_takes_another_algorithm_as_the_file_that_it_was_made_of(written):
+    for settings, kind in (({"kind": "dapo", "kl_coef": 0.1}, "gspo"), ({"max_rounds": 2}, "expo")):
+        mine = written("mine.yaml", base=DEMO, train={"group_size": 2, "algorithm": settings})
+        whole = written("whole.yaml", **yaml.safe_load(dump(load_config(mine, []))))
+        change = [f"train.algorithm.kind={kind}"]
+        assert load_config(whole, change) == load_config(mine, change)
+
+
 def test_decoding_is_greedy_or_a_vote():
     plain = load_config(DEMO, [])
     assert Decode.parse("greedy", plain) == Decode(1, 0.0)

@@ -74,7 +74,7 @@ def test_of_rival_settings_the_later_layer_counts(tmp_path):
     for name, override, key in (
         ("progress.yaml", "data.held_out=null", "data.validation"),
         ("progress.yaml", "data.train.total=null", "train.epochs"),
-        (str(tmp_path / "both.yaml"), "seed=1", "train.steps"),
+        (str(tmp_path / "both.yaml"), "seed=1", "train.steps: give this or train.epochs, and"),
     ):
         assert key in mistake(load_config, name, [override])
 

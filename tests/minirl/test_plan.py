@@ -168,6 +168,18 @@ def test_a_run_reads_what_its_plan_compiled(tmp_path, compiled):
     assert not new & large
 
 
+def test_the_cache_of_a_plan_holds_the_longest_episode_that_fits():
+    """It needs 26 MB, and a cache's share of the memory is a quarter of 60."""
+    model, long = toy.model(layers=1), {"slots": 2, "max_prompt_tokens": 200_000}
+    train = TrainConfig(batching=BatchingConfig(micro_batch_tokens=64))
+    limits = SamplerConfig(slots=2, max_prompt_tokens=20, max_response_tokens=20)
+    plan = Learning(
+        abstract_model(model.config, ModelSource(dtype="float32"), None), train, limits,
+        Devices(jax.local_devices()[:1], 6e7), evaluation=limits.model_copy(update=long),
+    ).fit(lambda *_: None)  # fmt: skip
+    toy.sampler(model, **long, max_response_tokens=20, cache_gb=plan.cache_gb)
+
+
 def test_more_devices_than_prompts_share_layers():
     choose = partial(choose_mesh, width=3584)
     assert choose(16, prompts=64, heads=28) == {"data": 1, "fsdp": 16, "tensor": 1}
