@@ -318,6 +318,9 @@ def _check(given: EvalOptions) -> None:
         f"nothing to evaluate; these work: `{command} --checkpoint RUN` (or a model's folder), "
         f"`{command} --endpoint URL --model NAME {test_set}`, "
         f"`{command} --predictions FILE {test_set}`": not (is_file or url or given.checkpoint),
+        # Else the data would be looked for first.
+        f"--predictions {given.predictions}: no such file; check the path": given.predictions
+        and not given.predictions.exists(),
     }
     for message, is_wrong in mistakes.items():
         if is_wrong:

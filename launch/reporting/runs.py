@@ -34,7 +34,7 @@ _MARKS = (VERDICTS, METRICS, CONFIG)
 """Files of which a folder of a run or of a result has at least one."""
 _DEPTH = 3
 """How many folders below a given one a run may lie."""
-_SEED = re.compile(r"[-_]?seed\d+")
+_SEED = re.compile(r"[-_]?seed(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +80,17 @@ class Run:
 
 
 def read_runs(named: Sequence[tuple[str, Path]]) -> list[Run]:
-    """Read paths, given with names that may be empty: runs, results, or folders of them.
+    """Read paths, given with names that may be empty: runs, results, or folders of them. One that
+    is given twice, as by its folder too, is read once.
 
     Raises:
         UserError: A path holds neither, or a result that is damaged or not finished.
     """
-    found = [(row, run) for row, path in named for run in _runs_of(path)]
+    places = dict[Path, tuple[str, Path]]()
+    for row, run in ((row, run) for row, path in named for run in _runs_of(path)):
+        if row or run.resolve() not in places:
+            places[run.resolve()] = row, run
+    found = [*places.values()]
     names = shown_names(found)
     return [_read(name, row, path) for name, (row, path) in zip(names, found, strict=True)]
 
@@ -106,6 +111,12 @@ def shown_names(named: Sequence[tuple[str, Path]]) -> list[str]:
 def without_seed(name: str) -> str:
     """Name the configuration of a run: `fraction-seed0/stage2` is one of `fraction/stage2`."""
     return "/".join(filter(None, _SEED.sub("", name).split("/"))) or name
+
+
+def seed_of(run: Run) -> int:
+    """Tell the seed that a run's name has, as of an endpoint's model, else that of its settings."""
+    named = _SEED.search(run.name)
+    return int(named[1]) if named else run.settings.get("seed", 0)
 
 
 def _runs_of(path: Path) -> list[Path]:
