@@ -29,15 +29,7 @@ from statistics import fmean, stdev
 
 from benchmarks import markdown
 from launch.evaluation.results import PLACES, STAGES, Paired, Report, paired_difference
-from launch.reporting.runs import (
-    Run,
-    gain,
-    read_runs,
-    scores_of,
-    seed_of,
-    shared_rules,
-    without_seed,
-)
+from launch.reporting.runs import Run, gain, read_runs, scores_of, shared_rules, without_seed
 from launch.tables import interval
 from minirl.exchange import UserError
 
@@ -168,11 +160,10 @@ def _read(paths: Sequence[Path]) -> dict[str, dict[int, Run]]:
     arms: dict[str, dict[int, Run]] = {}
     for run in read_runs([("", path) for path in paths]):
         seeds = arms.setdefault(without_seed(run.name), {})
-        seed = seed_of(run)
-        if seed in seeds:
-            raise UserError(f"{run.name}: has the seed {seed} as {seeds[seed].name} does")
+        if run.seed in seeds:
+            raise UserError(f"{run.name}: has the seed {run.seed} as {seeds[run.seed].name} does")
         run.final()
-        seeds[seed] = run
+        seeds[run.seed] = run
     return arms
 
 

@@ -59,8 +59,6 @@ def read_text(path: Path) -> str:
     """Read a file of text, with or without a byte order mark; all line ends become line feeds."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; check the path") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); check the path") from None
     except UnicodeDecodeError as error:

@@ -65,6 +65,12 @@ class Run:
         return "answers" not in self.reports
 
     @property
+    def seed(self) -> int:
+        """Tell the seed that the name has, as of an endpoint's model, else that of the settings."""
+        named = _SEED.search(self.name)
+        return int(named[1]) if named else self.settings.get("seed", 0)
+
+    @property
     def is_finished(self) -> bool:
         """Tell whether every question has its last verdict; a result is always finished."""
         after = self.reports.get("after")
@@ -111,12 +117,6 @@ def shown_names(named: Sequence[tuple[str, Path]]) -> list[str]:
 def without_seed(name: str) -> str:
     """Name the configuration of a run: `fraction-seed0/stage2` is one of `fraction/stage2`."""
     return "/".join(filter(None, _SEED.sub("", name).split("/"))) or name
-
-
-def seed_of(run: Run) -> int:
-    """Tell the seed that a run's name has, as of an endpoint's model, else that of its settings."""
-    named = _SEED.search(run.name)
-    return int(named[1]) if named else run.settings.get("seed", 0)
 
 
 def _runs_of(path: Path) -> list[Path]:
