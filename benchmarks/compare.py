@@ -115,20 +115,16 @@ def pool(arm: str, what: str, pairs: Mapping[int, tuple[Report, Report]]) -> Ite
 
     Seeds may be of other questions: a question's mean is over those that asked it.
     """
-    shared = {
-        rule: [[scores_of(one, rule) for one in pair] for pair in pairs.values()]
-        for rule in shared_rules([one for pair in pairs.values() for one in pair])
-    }
     alike = {
         rule: scores
-        for rule, scores in shared.items()
-        if all(first.keys() == second.keys() for first, second in scores)
+        for rule in shared_rules([one for pair in pairs.values() for one in pair])
+        if (scores := [[scores_of(one, rule) for one in pair] for pair in pairs.values()])
+        and all(first.keys() == second.keys() for first, second in scores)
     }
     problems = {
         "no seed is in both": not pairs,
         "other gold queries": any(a.settings.golds != b.settings.golds for a, b in pairs.values()),
-        "no measure is in both": not shared,
-        "other questions": not alike,
+        "other questions or measures": not alike,
     }
     if told := next((problem for problem, is_there in problems.items() if is_there), None):
         _log.warning("%s, %s: not compared (%s)", arm, what, told)

@@ -342,6 +342,8 @@ def test_votes_and_pass_of_a_file_of_samples(evaluate, tmp_path):
         "2": pytest.approx((1 + 2 / 3 + 2 / 3 + 0 + 1) / 5),
         "3": 0.8,
     }
+    _, *groups = json_lines(Path(out, "trajectories.jsonl"))
+    assert [group.get("chosen") for group in groups] == [1, 0, 1, None, 0]
     oracle = evaluate(path, "--decode", "pass@3")
     assert verdicts(oracle, "spider_ex") == [1, 1, 1, 0, 1]
     assert evaluate(Path(out), "--decode", "vote@3")["questions"] == sheet["questions"]

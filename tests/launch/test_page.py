@@ -241,6 +241,19 @@ def test_a_group_and_its_transcripts(page, html, run):
     page.wait('location.hash.includes("nb=")')
 
 
+def test_of_several_samples_the_one_that_answers_is_shown_first(page, place):
+    run = make_run(place / "samples", steps=1)
+    path = run / "after" / "trajectories.jsonl"
+    head, first, *others = json_lines(path)
+    first |= {"chosen": 1, "trajectories": first["trajectories"] * 2}
+    first["trajectories"][0] = {"turns": [{"sql": "SELECT 'not chosen'", "correct": False}]}
+    write_lines(path, [head, first, *others])
+    page.open(write_page(run), f"#q={first['id']}&a=0.after&b=0.after")
+    [shown] = page.texts("#detail .pane [aria-current]")
+    assert "not chosen" not in shown
+    assert len(page.texts("#detail .pane .member")) == 2
+
+
 def test_credit_stands_at_its_characters_also_behind_those_that_count_twice(page, place):
     folder = make_run(place / "astral", steps=1, questions=2)
     path = folder / "trajectories.jsonl"
