@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -32,6 +33,7 @@ from launch.reporting.runs import Run, gain, read_runs, scores_of, shared_rules,
 from launch.tables import interval
 from minirl.exchange import UserError
 
+_log = logging.getLogger(__name__)
 DEMOS = ("progress", "expo", "paverl", "astra")
 Seeds = Mapping[int, Run]
 """The runs of an arm."""
@@ -94,7 +96,8 @@ def compare(arms: Mapping[str, Seeds]) -> Iterator[Pooled]:
                 for seed, places in ends.items()
                 if places.keys() >= {start, end}
             }
-            yield from pool(name, stage, pairs)
+            if pairs:
+                yield from pool(name, stage, pairs)
     (base, first), *others = arms.items()
     for name, seeds in others:
         lone = next(iter(first.values())) if len(first) == 1 else None
@@ -108,16 +111,25 @@ def compare(arms: Mapping[str, Seeds]) -> Iterator[Pooled]:
 
 def pool(arm: str, what: str, pairs: Mapping[int, tuple[Report, Report]]) -> Iterator[Pooled]:
     """Compare pairs of reports, one a seed, by each measure that all are judged by alike, and that
-    both of a pair have of the same questions and gold queries.
+    both of a pair have of the same questions and gold queries; where there is none, say why.
 
     Seeds may be of other questions: a question's mean is over those that asked it.
     """
-    if any(first.settings.golds != second.settings.golds for first, second in pairs.values()):
+    alike = {
+        rule: scores
+        for rule in shared_rules([one for pair in pairs.values() for one in pair])
+        if (scores := [[scores_of(one, rule) for one in pair] for pair in pairs.values()])
+        and all(first.keys() == second.keys() for first, second in scores)
+    }
+    problems = {
+        "no seed is in both": not pairs,
+        "other gold queries": any(a.settings.golds != b.settings.golds for a, b in pairs.values()),
+        "other questions or measures": not alike,
+    }
+    if told := next((problem for problem, is_there in problems.items() if is_there), None):
+        _log.warning("%s, %s: not compared (%s)", arm, what, told)
         return
-    for rule in shared_rules([one for pair in pairs.values() for one in pair]):
-        scores = [[scores_of(one, rule) for one in pair] for pair in pairs.values()]
-        if any(first.keys() != second.keys() for first, second in scores):
-            continue
+    for rule, scores in alike.items():
         asked = dict.fromkeys(one for first, _ in scores for one in first)
         means = (
             [fmean(pair[end][one] for pair in scores if one in pair[end]) for one in asked]
@@ -144,11 +156,10 @@ def _read(paths: Sequence[Path]) -> dict[str, dict[int, Run]]:
     arms: dict[str, dict[int, Run]] = {}
     for run in read_runs([("", path) for path in paths]):
         seeds = arms.setdefault(without_seed(run.name), {})
-        seed = run.settings.get("seed", 0)
-        if seed in seeds:
-            raise UserError(f"{run.name}: has the seed {seed} as {seeds[seed].name} does")
+        if run.seed in seeds:
+            raise UserError(f"{run.name}: has the seed {run.seed} as {seeds[run.seed].name} does")
         run.final()
-        seeds[seed] = run
+        seeds[run.seed] = run
     return arms
 
 

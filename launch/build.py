@@ -27,6 +27,7 @@ from sqlenv.envs.build import build_environment, max_replies
 from sqlenv.envs.single_turn import BaseEnvironment
 from sqlenv.executor import Executor
 from sqlenv.prompts import ASKED_FOR
+from sqlenv.schema.reading import DatabaseSchema
 from sqlenv.schema.rendering import sample_columns
 from sqlenv.types import Episode, Example, Observation, Table
 
@@ -170,14 +171,13 @@ class SqlSide(AbstractContextManager["SqlSide"]):
 
         if fits(whole):
             return whole
-        schema = sample_columns(
-            prompts.schema(example),
-            example.gold_sql,
-            seed=self.config.seed,
-            fits=lambda text: fits(prompts.training(example, text)),
-            style=self.config.prompt.schema_style,
-        )
-        return prompts.training(example, prompts.render(schema))
+
+        def put(schema: DatabaseSchema) -> Observation:
+            return prompts.training(example, prompts.render(schema, example.dialect))
+
+        schema, seed = prompts.schema(example), self.config.seed
+        cut = sample_columns(schema, example.gold_sql, seed=seed, fits=lambda cut: fits(put(cut)))
+        return put(cut)
 
     def check_training_prompts(self, train: Sequence[Example], tokenizer: ChatTokenizer) -> None:
         """Raise a `UserError` if no training prompt fits."""

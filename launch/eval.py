@@ -210,7 +210,9 @@ def _answer_and_judge(given: EvalOptions, source: Source, split: Split, out: Pat
             deciding = {"split": given.data, "decode": source.decode.name, **source.deciding()}
             settings = yaml.safe_dump(deciding, sort_keys=False)
             stack.enter_context(claimed(out, settings, key="--out"))
-        sql = stack.enter_context(SqlSide(config, out or Path()))
+        # Demo data needs a place too.
+        place = out or Path(stack.enter_context(TemporaryDirectory()))
+        sql = stack.enter_context(SqlSide(config, place))
         examples = sql.examples(split, limit=config.evaluation.of(split))
         questions = _questions(given, sql, examples)
         if out and source.is_asked:  # before hours of sampling
@@ -318,6 +320,9 @@ def _check(given: EvalOptions) -> None:
         f"nothing to evaluate; these work: `{command} --checkpoint RUN` (or a model's folder), "
         f"`{command} --endpoint URL --model NAME {test_set}`, "
         f"`{command} --predictions FILE {test_set}`": not (is_file or url or given.checkpoint),
+        # Else the data would be looked for first.
+        f"--predictions {given.predictions}: no such file; check the path": given.predictions
+        and not given.predictions.exists(),
     }
     for message, is_wrong in mistakes.items():
         if is_wrong:

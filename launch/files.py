@@ -60,8 +60,6 @@ def read_text(path: Path) -> str:
     """Read a file of text, with or without a byte order mark; all line ends become line feeds."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; check the path") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); check the path") from None
     except UnicodeDecodeError as error:
@@ -147,7 +145,8 @@ def check_settings(folder: Path, settings: str, *, key: str = "run.dir") -> None
         text = (folder / CONFIG).read_text(encoding="utf-8", errors="replace")
         old = _deciding(yaml.safe_load(text))
     except (yaml.YAMLError, AttributeError) as error:
-        raise UserError(f"{folder / CONFIG}: is damaged ({error!s:.60}); bring it back") from None
+        said = " ".join(str(error).split())
+        raise UserError(f"{folder / CONFIG}: is damaged ({said:.60}); bring it back") from None
     new = _deciding(yaml.safe_load(settings))
     for name in dict.fromkeys([*new, *old]):
         if old.get(name) != new.get(name):

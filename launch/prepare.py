@@ -109,7 +109,7 @@ def _sources(root: Path, names: Sequence[str], job: JobConfig, dialect: str) -> 
         return [find_set(root.parent, root.absolute()).model_copy(update=own)]
     found = []
     for name in dict.fromkeys(options.choose("--data", name, SETS) for name in names or SETS):
-        source = SETS[name].at(root).model_copy(update=own)
+        source = SETS[name].at(root, own["dialect"]).model_copy(update=own)
         try:
             locate(source)
         except UserError as error:

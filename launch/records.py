@@ -250,7 +250,10 @@ def answer_line(
     """Write down a question of an evaluation and its first samples, with what came of each: the
     first rows of its result and of the gold query's, as `shown` has them.
     """
-    line = sampled.line
+    line, queries = sampled.line, sampled.queries
+    # Which of several samples answers, where that is one of them.
+    is_chosen = len(queries) > 1 and verdict.sql in queries
+    chosen = {"chosen": queries.index(verdict.sql)} if is_chosen else {}
     if line is not None:
         # The verdicts of the evaluation take the place of the environment's.
         for member, found in zip(line["trajectories"], outcomes, strict=False):
@@ -258,7 +261,7 @@ def answer_line(
             for turn in member["turns"][-1:]:
                 if turn.get("kind", "answer") == "answer":
                     turn["correct"] = is_right(found)
-        return dict(line)
+        return {**line, **chosen}
     members = []
     for number, outcome in enumerate(outcomes[:RECORDED_SAMPLES]):
         said: dict[str, Any] = {}
@@ -267,12 +270,12 @@ def answer_line(
             said = {"reply": sampled.replies[number], "finish": end}
             if (place := sampled.places[number]) >= 0:
                 said["place"] = place
-        sql, correct = sampled.queries[number], is_right(outcome)
+        sql, correct = queries[number], is_right(outcome)
         tags = () if correct or sql != verdict.sql else verdict.tags
         turn = _answer(sql, tags, outcome.predicted, correct=correct)
         members.append({"turns": [{**said, **turn}]})
     asked = question(example, outcomes[0].gold if example.gold_sql else None)
-    return {**asked, "trajectories": members}
+    return {**asked, **chosen, "trajectories": members}
 
 
 def read_answers(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
+from unicodedata import category
 
 from rich.console import Group, RenderableType
 from rich.table import Column
@@ -21,9 +22,10 @@ Cells = Sequence[str]
 
 
 def clean(text: str) -> str:
-    """Replace what a terminal would obey, such as escape sequences; line ends stay."""
+    """Replace what a terminal would obey, such as escape sequences; line ends and blanks stay."""
     return "".join(
-        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
+        c if c.isprintable() or c in "\n\t" or category(c) == "Zs" else "\N{REPLACEMENT CHARACTER}"
+        for c in text
     )
 
 

@@ -54,7 +54,7 @@ class Prompts:
         self._config, self._env = config, env
         self._descriptions: dict[Path, Descriptions] = {}
         self._schema = cache(self._read_schema)
-        self._text = cache(lambda path: self.render(self._schema(path)))
+        self._text = cache(lambda path, dialect: self.render(self._schema(path), dialect))
         shows_matches = config.value_matches and config.schema_style == "omnisql"
         self._matcher = ValueMatcher(shared_cache()) if shows_matches else None
 
@@ -72,12 +72,13 @@ class Prompts:
 
     def schema_text(self, example: Example) -> str:
         """Write the schema that an example's prompt shows."""
-        has_own = self.matches(example)
-        return self.render(self.schema(example)) if has_own else self._text(example.database)
+        if self.matches(example):
+            return self.render(self.schema(example), example.dialect)
+        return self._text(example.database, example.dialect)
 
-    def render(self, schema: DatabaseSchema) -> str:
+    def render(self, schema: DatabaseSchema, dialect: str) -> str:
         """Write a schema in the job's style."""
-        return render_schema(schema, style=self._config.schema_style)
+        return render_schema(schema, style=self._config.schema_style, dialect=dialect)
 
     def training(self, example: Example, schema_text: str | None = None) -> Observation:
         """Put a question as training episodes do."""

@@ -33,7 +33,7 @@ _MARKS = (VERDICTS, METRICS, CONFIG)
 """Files of which a folder of a run or of a result has at least one."""
 _DEPTH = 3
 """How many folders below a given one a run may lie."""
-_SEED = re.compile(r"[-_]?seed\d+")
+_SEED = re.compile(r"[-_]?seed(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,12 @@ class Run:
         return "answers" not in self.reports
 
     @property
+    def seed(self) -> int:
+        """Tell the seed that the name has, as of an endpoint's model, else that of the settings."""
+        named = _SEED.search(self.name)
+        return int(named[1]) if named else self.settings.get("seed", 0)
+
+    @property
     def is_finished(self) -> bool:
         """Tell whether every question has its last verdict; a result is always finished."""
         after = self.reports.get("after")
@@ -79,12 +85,17 @@ class Run:
 
 
 def read_runs(named: Sequence[tuple[str, Path]]) -> list[Run]:
-    """Read paths, given with names that may be empty: runs, results, or folders of them.
+    """Read paths, given with names that may be empty: runs, results, or folders of them. One that
+    is given twice, as by its folder too, is read once.
 
     Raises:
         UserError: A path holds neither, or a result that is damaged or not finished.
     """
-    found = [(row, run) for row, path in named for run in _runs_of(path)]
+    places = dict[Path, tuple[str, Path]]()
+    for row, run in ((row, run) for row, path in named for run in _runs_of(path)):
+        if row or run.resolve() not in places:
+            places[run.resolve()] = row, run
+    found = [*places.values()]
     names = shown_names(found)
     return [_read(name, row, path) for name, (row, path) in zip(names, found, strict=True)]
 

@@ -117,9 +117,8 @@ def judge_observation(example: Example, schema_text: str, queries: Sequence[str]
 
 
 def _fields(example: Example, schema_text: str) -> dict[str, str]:
-    """Give what templates name of a question; names that need quotes as its engine quotes them."""
+    """Give what templates name of a question."""
     evidence = example.evidence.strip()
     context = _templates("paverl")["context"].format(evidence=evidence) if evidence else ""
-    details = schema_text.replace("`", '"') if example.dialect == "postgres" else schema_text
-    fields = {"db_engine": ENGINES[example.dialect], "db_details": details}
+    fields = {"db_engine": ENGINES[example.dialect], "db_details": schema_text}
     return fields | {"context": context, "question": example.question.strip()}

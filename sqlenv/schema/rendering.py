@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from random import Random
 from typing import Literal
 
@@ -15,12 +16,16 @@ from sqlenv.sql.lexer import quoted, tokenize
 from sqlenv.types import Value
 
 SchemaStyle = Literal["omnisql", "profile", "bare"]
+WriteName = Callable[[str], str]
+"""Writes a name, in quotes where it needs some."""
 
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def render_schema(schema: DatabaseSchema, *, style: SchemaStyle = "omnisql") -> str:
-    """Write the schema as a prompt shows it.
+def render_schema(
+    schema: DatabaseSchema, *, style: SchemaStyle = "omnisql", dialect: str = "sqlite"
+) -> str:
+    """Write the schema as a prompt shows it, with quotes of a dialect around names that need some.
 
     Styles: `omnisql`: CREATE TABLE with a comment and examples behind each column; `profile`:
     PaVeRL-SQL's (appendix B); `bare`: a line a table with names and references alone, the fewest
@@ -28,7 +33,8 @@ def render_schema(schema: DatabaseSchema, *, style: SchemaStyle = "omnisql") -> 
     """
     render = {"omnisql": _omnisql_table, "profile": _profile_table, "bare": _bare_table}
     between = "\n\n" if style == "omnisql" else "\n"
-    return between.join(render[style](schema, table) for table in schema.tables)
+    write = partial(_identifier, mark='"' if dialect == "postgres" else "`")
+    return between.join(render[style](schema, table, write) for table in schema.tables)
 
 
 def sample_columns(
@@ -36,19 +42,18 @@ def sample_columns(
     gold_sql: str,
     *,
     seed: int | str,
-    fits: Callable[[str], bool],
-    style: SchemaStyle = "omnisql",
+    fits: Callable[[DatabaseSchema], bool],
 ) -> DatabaseSchema:
     """Cut a schema that is too long for a training prompt; evaluation never does this.
 
     Keeps the key columns, the columns that the gold query names, and as large a random share of the
     rest as fits (OmniSQL; PaVeRL-SQL, section on context). Where that is still too long, only the
-    tables of the gold query keep their keys, then not even those. `fits` says whether a schema as
-    rendered in `style` is short enough.
+    tables of the gold query keep their keys, then not even those. `fits` says whether a schema is
+    short enough.
     """
 
     def short(keep: Collection[ColumnKey]) -> bool:
-        return fits(render_schema(schema.only(keep), style=style))
+        return fits(schema.only(keep))
 
     everything = [(table.name, c.name) for table in schema.tables for c in table.columns]
     if short(everything):
@@ -77,13 +82,13 @@ def _gold_columns(schema: DatabaseSchema, gold_sql: str) -> set[ColumnKey]:
     return found
 
 
-def _identifier(name: str) -> str:
+def _identifier(name: str, mark: str) -> str:
     if _PLAIN_NAME.fullmatch(name) and name.upper() not in apsw.keywords:
         return name
-    return "`" + name.replace("`", "``") + "`"
+    return mark + name.replace(mark, mark * 2) + mark
 
 
-def _names(names: Iterable[str], write: Callable[[str], str] = _identifier) -> str:
+def _names(names: Iterable[str], write: WriteName) -> str:
     return ", ".join(map(write, names))
 
 
@@ -106,25 +111,25 @@ def _block(head: str, lines: list[tuple[str, str]]) -> str:
     return "\n".join([head, *texts, ");"])
 
 
-def _omnisql_table(schema: DatabaseSchema, table: TableSchema) -> str:
+def _omnisql_table(schema: DatabaseSchema, table: TableSchema, write: WriteName) -> str:
     lines = []
     for column in table.columns:
         notes = [f"example: {list(column.examples)}"] if column.examples else []
         notes = [note for note in (_comment(column), *notes) if note]
         comment = f" -- {', '.join(notes)}" if notes else ""
         kind = _one_line(column.told_type or column.type)
-        lines.append((f"    {_identifier(column.name)} {kind}".rstrip(), comment))
+        lines.append((f"    {write(column.name)} {kind}".rstrip(), comment))
     if table.primary_key:
-        lines.append((f"    PRIMARY KEY ({_names(table.primary_key)})", ""))
+        lines.append((f"    PRIMARY KEY ({_names(table.primary_key, write)})", ""))
     for key in schema.keys_of(table):
         label = "_".join("_".join(("fk", table.name, *key.columns)).lower().split())
-        foreign = f"FOREIGN KEY ({_names(key.columns)}) REFERENCES {_identifier(key.ref_table)}"
-        text = f"    CONSTRAINT {_identifier(label)} {foreign} ({_names(key.ref_columns)})"
+        foreign = f"FOREIGN KEY ({_names(key.columns, write)}) REFERENCES {write(key.ref_table)}"
+        text = f"    CONSTRAINT {write(label)} {foreign} ({_names(key.ref_columns, write)})"
         lines.append((text, ""))
-    return _block(f"CREATE {table.kind} {_identifier(table.name)} (", lines)
+    return _block(f"CREATE {table.kind} {write(table.name)} (", lines)
 
 
-def _profile_table(schema: DatabaseSchema, table: TableSchema) -> str:
+def _profile_table(schema: DatabaseSchema, table: TableSchema, write: WriteName) -> str:
     lines = []
     for column in table.columns:
         notes = [_comment(column)] if _comment(column) else []
@@ -133,37 +138,37 @@ def _profile_table(schema: DatabaseSchema, table: TableSchema) -> str:
         elif column.examples:
             notes.append("Example " + ", ".join(map(_one_line, column.examples)))
         comment = f" --{', '.join(notes)}," if notes else ""
-        lines.append((f"{_identifier(column.name)} {_one_line(column.type)}".rstrip(), comment))
+        lines.append((f"{write(column.name)} {_one_line(column.type)}".rstrip(), comment))
     if table.primary_key:
         lines.append((f"PRIMARY KEY ({_names(table.primary_key, quoted)})", ""))
     for key in schema.keys_of(table):
         target = f"{quoted(key.ref_table)}({_names(key.ref_columns, quoted)})"
         lines.append((f"FOREIGN KEY({_names(key.columns, quoted)}) REFERENCES {target}", ""))
-    head = f"{_one_line(table.name)}\nCREATE {table.kind} {_identifier(table.name)} ("
+    head = f"{_one_line(table.name)}\nCREATE {table.kind} {write(table.name)} ("
     return _block(head, lines)
 
 
-def _bare_table(schema: DatabaseSchema, table: TableSchema) -> str:
+def _bare_table(schema: DatabaseSchema, table: TableSchema, write: WriteName) -> str:
     keys = schema.keys_of(table)
     single = {key.columns[0]: key for key in keys if len(key.columns) == 1}
     parts = []
     for column in table.columns:
         key = single.get(column.name)
-        reference = _reference(schema, key) if key else ""
-        parts.append(f"{_identifier(column.name)} {reference}".rstrip())
+        reference = _reference(schema, key, write) if key else ""
+        parts.append(f"{write(column.name)} {reference}".rstrip())
     parts += [
-        f"FOREIGN KEY ({_names(key.columns)}) {_reference(schema, key)}"
+        f"FOREIGN KEY ({_names(key.columns, write)}) {_reference(schema, key, write)}"
         for key in keys
         if key != single.get(key.columns[0])
     ]
-    return f"CREATE {table.kind} {_identifier(table.name)} ({', '.join(parts)});"
+    return f"CREATE {table.kind} {write(table.name)} ({', '.join(parts)});"
 
 
-def _reference(schema: DatabaseSchema, key: ForeignKey) -> str:
+def _reference(schema: DatabaseSchema, key: ForeignKey, write: WriteName) -> str:
     """Name the table, and the columns unless they are its primary key, as SQL does."""
     is_key = any(
         table.name == key.ref_table and table.primary_key == key.ref_columns
         for table in schema.tables
     )
-    columns = "" if is_key else f" ({_names(key.ref_columns)})"
-    return f"REFERENCES {_identifier(key.ref_table)}{columns}"
+    columns = "" if is_key else f" ({_names(key.ref_columns, write)})"
+    return f"REFERENCES {write(key.ref_table)}{columns}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,10 @@ Shown = Callable[..., dict[str, Any]]
 
 
 def result_of(
-    right: str, *, witness: float | None = None, asked: str = "?", seed: int = 0, golds: str = ""
+    right: str, *, witness: float | None = None, asked: str = "?", golds: str = ""
 ) -> Report:
     """Judge questions, each of a database of its own: 1 is right."""
-    settings = ReportSettings("test", ModelFacts("m"), "greedy", seed=seed, golds=golds)
+    settings = ReportSettings("test", ModelFacts("m"), "greedy", golds=golds)
     verdicts = [
         QuestionVerdict(
             *(f"q{n}", f"d{n}", "", asked, "SELECT 1", "SELECT 2"),
@@ -121,17 +122,18 @@ def test_finished_runs_are_paired_by_seed_and_stage(tmp_path, shown):
 
 def test_results_of_one_model_stand_beside_every_seed(tmp_path, shown):
     write_result(tmp_path / "base", result_of("1000"))
-    for seed, right in enumerate(("1100", "1110")):
-        write_result(tmp_path / f"own-seed{seed}", result_of(right, seed=seed))
+    for seed, right in enumerate(("1100", "1110")):  # of an endpoint, which knows no seed
+        write_result(tmp_path / f"own-seed{seed}", result_of(right))
     found = shown("--runs", tmp_path / "base", tmp_path / "own-seed0", tmp_path / "own-seed1")
     assert points(found) == {("own", "less base"): (0.375, [0.25, 0.5])}
 
 
 def test_two_runs_of_a_seed_are_refused(tmp_path, shown):
-    for place in ("a", "b"):
-        write_result(tmp_path / place / "own-seed0", result_of("1"))
+    names = [tmp_path / name for name in ("own-seed0", "own_seed0")]
+    for name in names:
+        write_result(name, result_of("1"))
     with pytest.raises(SystemExit, match=r"^error: .*seed 0"):
-        shown("--runs", tmp_path / "a" / "own-seed0", tmp_path / "a" / "own-seed0")
+        shown("--runs", *names)
 
 
 def test_the_mean_over_seeds_is_taken_question_by_question():
@@ -154,12 +156,20 @@ def test_the_interval_over_seeds_is_student_s():
     assert found == pytest.approx((-4.3027 / 3**0.5, 4.3027 / 3**0.5), abs=1e-4)
 
 
-def test_arms_of_other_questions_are_not_compared():
-    assert list(pool("two", "less one", {0: (result_of("10"), result_of("1"))})) == []
-    assert list(pool("two", "less one", {})) == []
-    # Of the same ids, and of the same questions with other gold queries.
-    for other in (result_of("10", asked="!"), result_of("10", golds="b")):
-        assert list(pool("two", "less one", {0: (result_of("10"), other)})) == []
+@pytest.mark.parametrize(
+    ("others", "why"),
+    [
+        ([], "no seed is in both"),
+        ([result_of("1")], "other questions or measures"),
+        ([result_of("10", asked="!")], "other questions or measures"),  # of the same ids
+        ([result_of("10", golds="b")], "other gold queries"),
+        ([replace(result_of("10"), measures={})], "other questions or measures"),
+    ],
+)
+def test_arms_that_cannot_be_compared_are_told(others, why, caplog):
+    pairs = {seed: (result_of("10"), other) for seed, other in enumerate(others)}
+    assert list(pool("two", "less one", pairs)) == []
+    assert caplog.messages == [f"two, less one: not compared ({why})"]
 
 
 def test_seeds_of_other_questions_are_not_mixed_up():

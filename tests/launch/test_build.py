@@ -4,10 +4,11 @@ tracker.
 
 import re
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 from unittest.mock import Mock
 
 import pytest
@@ -15,11 +16,14 @@ import pytest
 from launch.build import SqlSide
 from launch.config import load_config
 from launch.data.preflight import check_inputs
+from launch.data.prompts import Prompts
 from launch.job import tracked
 from minirl.exchange import LostError
 from rewards.expo.reward import ExpoReward
+from sqlenv.schema.rendering import SchemaStyle
 from sqlenv.sql.extraction import tables_of
-from sqlenv.types import Table
+from sqlenv.types import Example, Table
+from tests.worlds import make_file
 
 from .conftest import mistake
 
@@ -60,6 +64,20 @@ def test_the_demo_data_of_a_run_is_not_replaced_from_elsewhere(tiny, tmp_path):
     with SqlSide(load_config(str(tiny), [at, "data.demo.seed=7"]), tmp_path / "out") as sql:
         assert sql.root == tmp_path / "out" / "data"
     assert (own / "demo.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(("dialect", "name"), [("mysql", '`a "b`'), ("postgres", '"a ""b"')])
+@pytest.mark.parametrize("style", get_args(SchemaStyle))
+def test_a_prompt_quotes_names_as_the_engine_does_and_values_stay(tmp_path, style, dialect, name):
+    """A value of PostgreSQL's, O`Neil, was shown as O"Neil; one prompt after the other is asked."""
+    database = make_file(tmp_path / "t.sqlite", """CREATE TABLE t ("a ""b" TEXT);
+        INSERT INTO t VALUES ('O`Neil');""")  # fmt: skip
+    config = load_config("plain.yaml", [f"prompt.schema_style={style}"])
+    prompts, example = Prompts(config.prompt, config.env), Example("1", "Who?", "t", database, "")
+    for each in ("sqlite", dialect):
+        (message,) = prompts.single_turn(replace(example, dialect=each))
+    assert name in message.content
+    assert ("O`Neil" in message.content) == (style != "bare")
 
 
 def test_an_answer_that_is_right_by_luck_is_counted(tiny, tmp_path):

@@ -10,7 +10,9 @@ import pytest
 
 from launch import eval as command
 from launch import report
+from launch.config import load_config
 from minirl.exchange import UserError
+from sqlenv.demo import generate
 from sqlenv.executor import Executor
 from tests.worlds import make_file
 
@@ -246,6 +248,22 @@ def test_a_result_is_on_standard_output_or_in_a_folder_of_one_name(
     assert [path.name for path in Path("evals").iterdir()] == ["..-m-one-spider-dev-greedy"]
 
 
+def test_demo_data_of_a_result_that_is_one_file_is_not_left_in_the_working_folder(
+    tiny, tmp_path, monkeypatch
+):
+    demo = load_config(str(tiny), ()).data.demo
+    assert demo is not None
+    generate(tmp_path / "demo", demo)
+    golds = [one["query"] for one in json.loads((tmp_path / "demo" / "test.json").read_text())]
+    monkeypatch.chdir(tmp_path)
+    write(Path("p.sql"), golds)
+    Path("data").mkdir()  # of downloads
+    Path("data", "mine").touch()
+    command.main(["--cfg", str(tiny), "--predictions", "p.sql", "--json", "o.json"])
+    assert json.loads(Path("o.json").read_text())["measures"]["set"]["mean"] == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"data", "demo", "o.json", "p.sql"}
+
+
 def test_a_folder_has_the_answers_of_one_file_by_the_measures_of_the_last_command(
     evaluate, tmp_path
 ):
@@ -324,6 +342,8 @@ def test_votes_and_pass_of_a_file_of_samples(evaluate, tmp_path):
         "2": pytest.approx((1 + 2 / 3 + 2 / 3 + 0 + 1) / 5),
         "3": 0.8,
     }
+    _, *groups = json_lines(Path(out, "trajectories.jsonl"))
+    assert [group.get("chosen") for group in groups] == [1, 0, 1, None, 0]
     oracle = evaluate(path, "--decode", "pass@3")
     assert verdicts(oracle, "spider_ex") == [1, 1, 1, 0, 1]
     assert evaluate(Path(out), "--decode", "vote@3")["questions"] == sheet["questions"]

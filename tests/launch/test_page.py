@@ -190,6 +190,12 @@ def test_a_run_with_a_warm_start_has_three_places(page, place):
     parts = [[one for one in verdicts[end] if one["difficulty"] == "easy"] for end in (0, -1)]
     shares = (fmean((3 + 2 * one["scores"]["set"]) / 8 for one in part) for part in parts)
     assert re.findall(r"\d+ %", easy) == [percent(share, 0) for share in shares]
+    page.open(html, "#rule=pass%408")  # of eight samples some is right everywhere
+    for link, count in (("a.right", 0), (".parts a", len(parts[0]))):
+        page.click(f"#verdict {link}")
+        page.wait('location.hash.includes("to=questions")')
+        assert len(page.texts("tr[data-id]")) == count
+        assert page.js('document.querySelector("[aria-label=rule]").value') == "pass@8"
     page.open(html, "#q=test%2F0&a=0.between&b=0.after")
     assert page.texts("#detail .pane h2") == ["after the warm start", "after learning"]
     for width in (1280, 400):
@@ -233,6 +239,19 @@ def test_a_group_and_its_transcripts(page, html, run):
     assert page.texts("#detail .k")[:2] == ["SELECT", "FROM"]
     page.press("]")
     page.wait('location.hash.includes("nb=")')
+
+
+def test_of_several_samples_the_one_that_answers_is_shown_first(page, place):
+    run = make_run(place / "samples", steps=1)
+    path = run / "after" / "trajectories.jsonl"
+    head, first, *others = json_lines(path)
+    first |= {"chosen": 1, "trajectories": first["trajectories"] * 2}
+    first["trajectories"][0] = {"turns": [{"sql": "SELECT 'not chosen'", "correct": False}]}
+    write_lines(path, [head, first, *others])
+    page.open(write_page(run), f"#q={first['id']}&a=0.after&b=0.after")
+    [shown] = page.texts("#detail .pane [aria-current]")
+    assert "not chosen" not in shown
+    assert len(page.texts("#detail .pane .member")) == 2
 
 
 def test_credit_stands_at_its_characters_also_behind_those_that_count_twice(page, place):

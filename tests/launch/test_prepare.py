@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import warnings
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from tests.worlds import make_file, write
 
 from .conftest import json_lines
 from .downloads import GOLDS
+from .small_sets import make_bird
 
 QUICK = ("executor.workers=1", "executor.timeout_s=5")
 PAPERS = ("progress.yaml", "expo.yaml", "paverl.yaml", "astra.yaml")
@@ -66,6 +68,14 @@ def test_witnesses_are_made_ahead_where_the_job_asks_for_them(downloads: Path, r
     assert not any(key.startswith("witnesses ") for key in shared_cache()._cache)
     run(downloads, "--data", "spider-dev", "env.witnesses=2")
     assert any(key.startswith("witnesses ") for key in shared_cache()._cache)
+
+
+def test_a_set_has_its_own_file_of_each_dialect(tmp_path, run):
+    root = make_bird(tmp_path / "bird")
+    for name in ("sqlite", "postgresql"):
+        shutil.copy(root / "dev.json", root / f"mini_dev_{name}.json")
+        _, told = run(root, "--data", "bird-minidev", "--dialect", name)
+        assert f"bird/mini_dev_{name}.json: 5 of 5 questions" in told
 
 
 def test_every_data_set_is_checked_and_counted(downloads: Path, run):

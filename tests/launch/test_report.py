@@ -88,8 +88,8 @@ def test_other_questions_of_the_same_ids_stand_apart(tmp_path):
     found["questions"][0]["question"] = "another?"
     second = tmp_path / "second.json"
     second.write_text(json.dumps(found))
-    page = tmp_path / "page.html"
-    report.main([str(first), str(second), str(first), "--out", str(page)])
+    third, page = shutil.copy(first, tmp_path / "third.json"), tmp_path / "page.html"
+    report.main([str(first), str(second), str(third), "--out", str(page)])
     told = [
         (one["id"], [seen["view"] for seen in one["seen"]])
         for one in opened(page)["overview"]["questions"]
@@ -198,12 +198,23 @@ def test_names_begin_where_paths_part(place, given, names):
     assert shown_names([(name, place / path) for name, _, path in parts]) == names
 
 
-def test_a_base_may_be_called_as_its_row(place, capsys):
-    arms = place / "rows-of-arms"
-    runs = [make_run(arms / f"two-seed{n}" / "stage2", steps=1, seed=n) for n in range(2)]
-    named = [f"first={runs[0]}", f"second={runs[1]}"]
-    write_page(*named, against="second", out=place / "rows.html")
-    assert "Beside second" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("given", "against"),
+    [
+        (["one=PLACE/seed0", "two=PLACE/seed1"], "two"),
+        (["PLACE"], "PLACE/seed1"),  # which is read once
+        (["PLACE", "two=PLACE/seed1"], "PLACE/../base/seed1"),
+    ],
+)
+def test_a_base_is_a_run_by_its_name_or_its_path(tmp_path, capsys, given, against):
+    place = tmp_path / "base"
+    for seed in range(2):
+        make_run(place / f"seed{seed}", steps=1, seed=seed)
+    words = [one.replace("PLACE", str(place)) for one in (*given, against)]
+    page = write_page(*words[:-1], against=words[-1], out=tmp_path / "rows.html")
+    base, other = opened(page)["overview"]["against"]["runs"]
+    assert base["name"] in ("two", "seed1/after")
+    assert other["name"] in ("one", "seed0/after")
 
 
 def test_records_begin_with_their_version_and_are_bounded(tmp_path):

@@ -58,9 +58,9 @@ def test_texts_are_printed_as_they_are(printed, text):
 
 def test_cells_are_text_and_nothing_a_terminal_would_obey(printed):
     file = printed(80, terminal=True)
-    row = (None, 1.5, b"\x00", "\x1b[31mb")
-    cli.output.print(tables.result_view(Table(("a", "b", "c", "d"), (row,))))
-    assert all(shown in file.getvalue() for shown in ("NULL", "1.5", "b'\\x00'"))
+    row = (None, 1.5, b"\x00", "\x1b[31mb", "10\xa0km")
+    cli.output.print(tables.result_view(Table(("a", "b", "c", "d", "e"), (row,))))
+    assert all(shown in file.getvalue() for shown in ("NULL", "1.5", "b'\\x00'", row[4]))
     assert row[3] not in file.getvalue()
 
 

@@ -398,13 +398,6 @@ def test_first_prompts(style):
     assert "{" not in text.replace("{bands}", "")
 
 
-@pytest.mark.parametrize(("dialect", "name"), [("mysql", "`a b`"), ("postgres", '"a b"')])
-def test_names_are_quoted_as_the_engine_does(dialect, name):
-    example = replace(EXAMPLE, dialect=dialect)
-    (message,) = first_observation(example, "CREATE TABLE t (`a b`);", style="short")
-    assert f"CREATE TABLE t ({name});" in message.content
-
-
 def test_paverl_has_a_context_only_where_there_is_evidence():
     bare = Example("x/1", "How many?", "band", Path("band.sqlite"), "SELECT 1", dialect="mysql")
     (message,) = first_observation(bare, SCHEMA, style="paverl")

@@ -190,15 +190,15 @@ def test_sampled_columns_are_keys_gold_and_as_many_others_as_fit():
     schema = wide_schema()
     needed = {"t": {"id", "t7"}, "u": {"id", "u0"}}
 
-    def fits(text):
-        return len(text) <= 200
+    def fits(cut):
+        return len(render_schema(cut, style="bare")) <= 200
 
-    sampled = sample_columns(schema, 'SELECT "T7" FROM t', seed=3, fits=fits, style="bare")
+    sampled = sample_columns(schema, 'SELECT "T7" FROM t', seed=3, fits=fits)
     names = {table: set(columns) for table, columns in sampled.column_names().items()}
     assert all(needed[table] <= names[table] for table in needed)
     assert 190 <= len(render_schema(sampled, style="bare")) <= 200
-    again = sample_columns(schema, 'SELECT "T7" FROM t', seed=3, fits=fits, style="bare")
-    other = sample_columns(schema, 'SELECT "T7" FROM t', seed=4, fits=fits, style="bare")
+    again = sample_columns(schema, 'SELECT "T7" FROM t', seed=3, fits=fits)
+    other = sample_columns(schema, 'SELECT "T7" FROM t', seed=4, fits=fits)
     assert again == sampled != other
 
 

@@ -62,6 +62,9 @@ function link(changes) {
   return "#" + new URLSearchParams(chosen.filter(([, value]) => value !== null && value !== ""));
 }
 
+/** Link to these choices alone; the rule stays. */
+const anew = changes => "#" + new URLSearchParams({..."rule" in address() && {rule: address().rule}, ...changes});
+
 /** Shorten a text; all of it is a click away. */
 const brief = (text, most = 300) =>
   text.length > most ? `${text.slice(0, most).replace(/[\ud800-\udbff]$/, "")}…` : text;

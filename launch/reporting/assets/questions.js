@@ -79,7 +79,7 @@ function questions(state) {
       placeholder: "search question, id or gold query", oninput: event => { // a letter is no step back
         history.replaceState(null, "", link({find: event.target.value}));
         show();
-      }}), Object.keys(FACETS).slice(1).map(facet), h("a", {class: "button", href: "#to=questions"}, "clear")),
+      }}), Object.keys(FACETS).slice(1).map(facet), h("a", {class: "button", href: anew({to: "questions"})}, "clear")),
     h("div", {class: "card list"}, table(["verdict", "question", "database", "difficulty", "gold query has", "tags"],
       rows.slice(0, limit).map(([q, ends]) => rowOf(q, ends, state)))),
     rows.length > limit && h("a", {class: "button", href: link({more: limit / PAGE + 3})},

@@ -53,7 +53,7 @@ function sidesOf(question, state) {
     const {groups} = await unpack(`piece${each.seen.piece}`), group = groups[each.seen.at];
     const all = group.trajectories, worth = n => all[n].advantage ?? all[n].reward ?? 0;
     const order = [...all.keys()].sort((x, y) => worth(y) - worth(x));
-    const at = order.find(n => String(n) === state[`n${each.side}`]) ?? order[0];
+    const at = order.find(n => String(n) === state[`n${each.side}`]) ?? order.find(n => n === group.chosen) ?? order[0];
     return {...each, group, order, at, member: all[at]};
   }));
 }

@@ -68,8 +68,8 @@ function factsOf(run, n) {
   const {before} = measured, [last] = Object.values(measured).slice(-1), steps = numbers.step?.at(-1) ?? 0;
   const first = settings["train.steps"], second = "train.second_stage.steps"; // null for as many as the first
   const planned = first + (second in settings ? settings[second] ?? first : 0);
-  const ends = `set=held-out&a=${n}.before&b=${n}.after`;
-  const flip = (name, count) => h("a", {class: name, href: `#${ends}&flip=${name}&to=questions`},
+  const ends = {set: "held-out", a: `${n}.before`, b: `${n}.after`};
+  const flip = (name, count) => h("a", {class: name, href: anew({...ends, flip: name, to: "questions"})},
     `${name === "right" ? "✓" : "✗"} ${count} questions`);
   return {
     before: before ? percent(before.mean) : "–",
@@ -140,7 +140,7 @@ function changes() {
     return most.length > 0 && card(h("h3", {class: "muted"}, title), table(heads, most.map(([value, {ends, all}]) => {
       const [x, y] = ends.map(count => count / (isTag ? pairs.length : all));
       const colour = Math.abs(y - x) < .005 ? "muted" : y > x === !isTag ? "right" : "wrong";
-      const href = "#" + new URLSearchParams({[key]: value, to: "questions"});
+      const href = anew({[key]: value, to: "questions"});
       const of = !isTag && h("span", {class: "muted small"}, ` ${all}`);
       return [[h("a", {href}, isTag ? asWords(value) : brief(value)), of],
         percent(x, 0), ...isPair ? [percent(y, 0), h("td", {class: colour}, points(y - x, 0))] : []];
