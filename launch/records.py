@@ -25,6 +25,7 @@ from sqlenv.types import (
     Example,
     Observation,
     Result,
+    RunQuery,
     Table,
     Value,
     describe_failure,
@@ -50,9 +51,7 @@ _LARGEST = 2**53  # from here on JavaScript rounds whole numbers
 _PLACES = 6
 
 
-def episode_record(
-    episode: Episode, gold: Result, execute: Callable[[Path, str], Result]
-) -> dict[str, Any]:
+def episode_record(episode: Episode, gold: Result, execute: RunQuery) -> dict[str, Any]:
     """Write a final episode down: `example`, which all episodes of a question share, and `turns`,
     with the tags of wrong queries; `execute` reads a witness against what looks right.
     """
@@ -87,9 +86,7 @@ def facts_of(one: Example | QuestionVerdict) -> dict[str, Any]:
     return {name: getattr(one, name) for name in names}
 
 
-def _witness(
-    example: Example, attempt: Attempt, execute: Callable[[Path, str], Result]
-) -> dict[str, Any]:
+def _witness(example: Example, attempt: Attempt, execute: RunQuery) -> dict[str, Any]:
     against = attempt.refuted
     assert against is not None
     tables, gold = rows_on(against.database, example, attempt.sql, execute)

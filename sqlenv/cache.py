@@ -22,7 +22,7 @@ from minirl.exchange import UserError
 
 _LIMIT_BYTES = 20_000_000_000
 """Size of a cache, from which on the oldest entries go."""
-_DAY_S, _WEEK_S = 86_400, 7 * 86_400
+_WEEK_S = 7 * 86_400
 MAX_CACHED_CHARS = 4_000  # of longer texts only the last one is remembered
 
 Rest = TypeVarTuple("Rest")
@@ -84,15 +84,15 @@ class DiskCache:
             self._sweep()
 
     def _sweep(self) -> None:
-        """Remove, once a week, files of no entry, as a kill or a full disk leaves them."""
-        now, mark = time.time(), self.folder / "swept"
-        if mark.exists() and now - mark.stat().st_mtime < _WEEK_S:
+        """Remove, once a week, old files of no entry, as a kill or a full disk leaves them."""
+        before_s, mark = time.time() - _WEEK_S, self.folder / "swept"
+        if mark.exists() and mark.stat().st_mtime > before_s:
             return
-        known = {name for (name,) in self._cache._sql("SELECT filename FROM Cache")}
-        for path in self.folder.glob("*/*/*.val"):
+        names = self._cache._sql("SELECT filename FROM Cache WHERE filename IS NOT NULL")
+        entered = {self.folder / name for (name,) in names}
+        for path in {*self.folder.glob("*/*/*.val")} - entered:
             with suppress(FileNotFoundError):  # evicted at this moment
-                is_new = now - path.stat().st_mtime < _DAY_S  # and may be entered yet
-                if not is_new and str(path.relative_to(self.folder)) not in known:
+                if path.stat().st_mtime < before_s:  # a newer one may be entered yet
                     path.unlink()
         mark.touch()
 

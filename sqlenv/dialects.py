@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import get_args
 
 from minirl.exchange import UserError
-from sqlenv.types import Dialect, Example, Result, SqlError
+from sqlenv.types import Dialect, Example, Result, RunQuery, SqlError
 
 NAMES: Mapping[str, Dialect] = {one: one for one in get_args(Dialect)} | {"postgresql": "postgres"}
 """How data sets spell the dialects, in lower case."""
@@ -20,7 +20,7 @@ def dialect_of(name: str) -> Dialect:
     raise UserError(f"dialect {name}: should be one of {', '.join(NAMES)}")
 
 
-def run_in_dialect(run: Callable[[Path, str], Result], example: Example, sql: str) -> Result:
+def run_in_dialect(run: RunQuery, example: Example, sql: str) -> Result:
     """Run a query in its example's dialect by an executor's `execute` or `gold`."""
     text = transpile(sql, example.dialect)
     return text if isinstance(text, SqlError) else run(example.database, text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -125,6 +125,8 @@ class Denied:
 
 
 Result = Table | SqlError | TimedOut | TooLarge | Denied
+RunQuery = Callable[[Path, str], Result]
+"""Runs a query on a database: an executor's `execute` or `gold`."""
 
 
 def describe_failure(result: Result) -> str:

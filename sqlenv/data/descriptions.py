@@ -36,7 +36,10 @@ def read_descriptions(
     names.
     """
     found: defaultdict[Path, dict[ColumnKey, Described]] = defaultdict(dict)
-    for file in _beside(location, DATASETS[source.layout].tables):
+    folders = (location.files[0].parent, location.root, *(d.parent for d in location.databases))
+    names = DATASETS[source.layout].tables
+    files = dict.fromkeys(folder / name for folder in folders for name in names)
+    for file in filter(Path.is_file, files):
         for number, entry in enumerate(read_records(file)):
             if path := databases.get(str(entry.get("db_id"))):
                 found[path] |= _in_tables(entry, f"{file}: record {number}")
@@ -110,9 +113,3 @@ def _in_tables(record: Record, where: str) -> dict[ColumnKey, Described]:
         raise UserError(
             f"{where}: the columns' names and types and the tables do not agree; {advice}"
         ) from None
-
-
-def _beside(location: Location, names: tuple[str, ...]) -> list[Path]:
-    folders = (location.files[0].parent, location.root, *(d.parent for d in location.databases))
-    paths = (folder / name for folder in folders for name in names)
-    return [path for path in dict.fromkeys(paths) if path.is_file()]

@@ -12,6 +12,7 @@ from sqlenv.demo.vocabulary import COUNTRY_OF_CITY, DOMAINS, POOLS, ColumnKind, 
 
 Cell = int | float | str | None
 DemoRow = dict[str, Cell]
+Pools = Mapping[str, Sequence[str]]
 
 _TABLES = (3, 6)
 _ROWS, _LABELLED_ROWS = (15, 30), (8, 18)
@@ -70,9 +71,11 @@ def draw_schema(domain: str, rng: Random) -> tuple[DemoTable, ...]:
 def fill(tables: Sequence[DemoTable], rng: Random) -> Tables:
     """Draw rows for a schema."""
     cities = rng.sample(POOLS["city"], 7)
+    countries = list(dict.fromkeys(COUNTRY_OF_CITY[city] for city in cities))
+    pools = POOLS | {"city": cities, "country": countries}
     filled: dict[str, DemoTable] = {}
     for table in tables:
-        rows = _draw_rows(table, filled, cities, rng)
+        rows = _draw_rows(table, filled, pools, rng)
         filled[table.name] = table._replace(rows=rows)
     return filled
 
@@ -124,11 +127,9 @@ def _keep_columns(columns: list[Concept], rng: Random) -> list[Concept]:
     return kept
 
 
-def _draw_rows(
-    table: DemoTable, above: Tables, cities: Sequence[str], rng: Random
-) -> list[DemoRow]:
+def _draw_rows(table: DemoTable, above: Tables, pools: Pools, rng: Random) -> list[DemoRow]:
     count = rng.randint(*(_LABELLED_ROWS if table.of_kind("label") else _ROWS))
-    columns = {c.name: _draw_cells(c, count, cities, rng) for c in table.columns}
+    columns = {c.name: _draw_cells(c, count, pools, rng) for c in table.columns}
     for parent in table.parents:
         ids = [row["id"] for row in above[parent.table].rows]
         used = rng.sample(ids, max(2, round(len(ids) * _PARENTS_USED)))
@@ -140,29 +141,21 @@ def _draw_rows(
     return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
 
 
-def _draw_cells(concept: Concept, count: int, cities: Sequence[str], rng: Random) -> Sequence[Cell]:
+def _draw_cells(concept: Concept, count: int, pools: Pools, rng: Random) -> Sequence[Cell]:
     match concept.kind:
         case "key":
             return range(1, count + 1)
         case "label":
-            return rng.sample(POOLS[concept.pool], count)
+            return rng.sample(pools[concept.pool], count)
         case "number":
             return _draw_numbers(concept, count, rng)
         case "category":
-            pool = _pool(concept, cities)
+            pool = pools[concept.pool]
             some = rng.sample(pool, min(len(pool), rng.randint(3, 5)))
             return [rng.choice(some) for _ in range(count)]
         case "sparse":
             gaps = (rng.random() < _GAP_RATE for _ in range(count))
-            return [None if is_gap else rng.choice(POOLS[concept.pool]) for is_gap in gaps]
-
-
-def _pool(concept: Concept, cities: Sequence[str]) -> Sequence[str]:
-    if concept.pool == "city":
-        return cities
-    if concept.pool == "country":
-        return list(dict.fromkeys(COUNTRY_OF_CITY[city] for city in cities))
-    return POOLS[concept.pool]
+            return [None if is_gap else rng.choice(pools[concept.pool]) for is_gap in gaps]
 
 
 def _draw_numbers(number: Concept, count: int, rng: Random) -> Sequence[Cell]:

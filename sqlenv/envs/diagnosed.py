@@ -23,10 +23,8 @@ class Diagnosed(BaseEnvironment[DiagnosedConfig]):
 
     def step(self, episode: Episode, reply: str) -> tuple[Episode, Observation | None]:
         """Judge a reply; the diagnosis is the next message, None after a match or the last turn."""
-        config, example = self.config, episode.example
-        attempt = self._judge(example, reply)
-        if attempt.correct or len(episode.attempts) + 1 >= config.turns:
-            return replace(episode, attempts=(*episode.attempts, attempt)), None
-        tags, text = self.feedback(example, attempt)
-        attempt = replace(attempt, tags=tags)
-        return replace(episode, attempts=(*episode.attempts, attempt)), (Message("user", text),)
+        attempt, following = self._judge(episode.example, reply), None
+        if not attempt.correct and len(episode.attempts) + 1 < self.config.turns:
+            tags, text = self.feedback(episode.example, attempt)
+            attempt, following = replace(attempt, tags=tags), (Message("user", text),)
+        return replace(episode, attempts=(*episode.attempts, attempt)), following

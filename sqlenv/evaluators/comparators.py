@@ -26,7 +26,7 @@ from sqlenv.evaluators.graded import is_graded_right, is_strictly_equal, soft_f1
 from sqlenv.evaluators.official import as_spider_runs, count_statements, same_query
 from sqlenv.evaluators.spider2 import Reference, agrees, fenced_sql
 from sqlenv.executor import Executor
-from sqlenv.types import MatchMode, Numbers, Result, SqlError, Table, TimedOut, TooLarge
+from sqlenv.types import MatchMode, Numbers, Result, RunQuery, SqlError, Table, TimedOut, TooLarge
 
 _BIRD_S = 30.0  # for both queries
 _JUDGED_CHARS = 1_000_000
@@ -68,10 +68,6 @@ class CaseVerdict:
     scores: Mapping[str, float]
     predicted: Any
     gold: Any
-
-
-RunQuery = Callable[[Path, str], Result]
-"""Runs a query on a database: an executor's `execute` or `gold`."""
 
 
 class QueryRuns:

@@ -77,7 +77,6 @@ class Connection:
             raise UserError(f"{path}: SQLite cannot read it ({error}); download it again") from None
         self._clock = clock(config.now)
         self._connections = {False: self._connection}  # by whether they ask our clock
-        self._watch(self._connection)
 
     def run(self, sql: str, max_steps: int) -> Result:
         """Run one query of any text.
@@ -127,10 +126,6 @@ class Connection:
         connection.pragma("temp_store", 2)
         return connection
 
-    def _watch(self, connection: apsw.Connection) -> None:
-        connection.exec_trace = self._inspect
-        connection.authorizer = self._authorize
-
     def _may_help_around(self, error: Exception) -> bool:
         if self._around or not self._columns:
             return False
@@ -140,10 +135,10 @@ class Connection:
     def _begin(self, max_steps: int) -> None:
         """Take the connection that is needed, with all the steps ahead and nothing seen yet."""
         if self._is_timed not in self._connections:
-            connection = self._open(vfs=self._clock.name)
-            self._watch(connection)
-            self._connections[self._is_timed] = connection
+            self._connections[self._is_timed] = self._open(vfs=self._clock.name)
         self._connection = self._connections[self._is_timed]
+        self._connection.exec_trace = self._inspect
+        self._connection.authorizer = self._authorize
         self._steps_left, self._stride = max_steps, min(max_steps, _MOST_STRIDE)
         self._connection.set_progress_handler(self._out_of_steps, self._stride)
         self._columns: tuple[str, ...] = ()
@@ -151,7 +146,6 @@ class Connection:
         self._denied = ""
         self._uses_chance = False
         self._asks_clock = False
-        self._spent = False
         self._is_mended = False
         self._scans = self._squares = 0
         self._limit = self._longest = self._ceiling = self._config.max_value_bytes
@@ -256,8 +250,7 @@ class Connection:
 
     def _out_of_steps(self) -> bool:
         self._steps_left -= self._stride
-        self._spent = self._steps_left <= 0
-        return self._spent
+        return self._steps_left <= 0
 
     def _explain(self, error: Exception) -> Result:
         if result := _REASONS.get(type(error)):
@@ -265,7 +258,7 @@ class Connection:
         if isinstance(error, apsw.IOError | apsw.CorruptError):
             raise UserError(f"{self._path}: SQLite cannot read it ({error}); check disk and file")
         if isinstance(error, apsw.InterruptError):
-            return TimedOut("steps" if self._spent else "wall")
+            return TimedOut("steps" if self._steps_left <= 0 else "wall")
         if self._denied:
             return Denied(self._denied)
         offset = getattr(error, "error_offset", -1)

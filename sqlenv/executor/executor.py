@@ -24,7 +24,7 @@ from sqlenv.config import ExecutorConfig
 from sqlenv.executor.connection import Connection
 from sqlenv.executor.database import DatabaseQuery, Identity, heap_limit, identify
 from sqlenv.executor.gold import GoldCache
-from sqlenv.types import Result, TooLarge
+from sqlenv.types import Result, RunQuery, TooLarge
 
 # How often overdue queries are looked for, and interrupted again: one interrupt can fall between
 # two statements.
@@ -146,9 +146,7 @@ class Executor(AbstractContextManager["Executor"]):
         """Give gold results in order, on all workers."""
         return self._run_many(self.gold, queries)
 
-    def _run_many(
-        self, run: Callable[[Path, str], Result], queries: Sequence[DatabaseQuery]
-    ) -> list[Result]:
+    def _run_many(self, run: RunQuery, queries: Sequence[DatabaseQuery]) -> list[Result]:
         distinct = list(dict.fromkeys(queries))
         results = self.map(lambda query: run(*query), distinct)
         found = dict(zip(distinct, results, strict=True))

@@ -16,10 +16,8 @@ from typing import Any
 import apsw
 
 CLOCK_FUNCTIONS = frozenset(
-    {
-        *("date", "time", "datetime", "julianday", "unixepoch", "strftime", "timediff"),
-        *("current_date", "current_time", "current_timestamp"),
-    }
+    {"date", "time", "datetime", "julianday", "unixepoch", "strftime", "timediff"}
+    | {"current_date", "current_time", "current_timestamp"}
 )
 """SQLite's functions that may ask for the time."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
@@ -17,7 +16,7 @@ from sqlenv.config import ExecutorConfig
 from sqlenv.executor import allowed
 from sqlenv.executor.connection import weigh
 from sqlenv.executor.database import Identity, fingerprint
-from sqlenv.types import Result, Table, TimedOut, TooLarge
+from sqlenv.types import Result, RunQuery, Table, TimedOut, TooLarge
 
 LIMITS = {"max_steps", "max_rows", "max_bytes", "max_value_bytes", "now"}
 """Settings that can change a result."""
@@ -46,7 +45,7 @@ class GoldCache:
         self._memory: dict[tuple[Identity, str], Result] = {}
         self._memory_bytes = 0
 
-    def get(self, database: Identity, sql: str, run: Callable[[Path, str], Result]) -> Result:
+    def get(self, database: Identity, sql: str, run: RunQuery) -> Result:
         """Look a result up in memory, then on disk; else run the query and keep what it gives."""
         if (found := self._memory.get((database, sql))) is not None:
             return found

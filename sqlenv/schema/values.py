@@ -132,54 +132,52 @@ class ValueMatcher:
         key = content_key("values", _VERSION, contents, asked)
         if (known := self._disk.get(key)) is None:
             with self._asking.setdefault(contents, threading.Lock()):
-                known = with_memory(lambda: self._index(example.database, contents).matches(asked))
+                known = with_memory(
+                    lambda: named_values(self._index(example.database, contents), asked)
+                )
             self._disk[key] = known
         return tuple((table, column, value) for table, column, value in known)
 
-    def _open_index(self, database: Path, contents: str) -> ValueIndex:
+    def _open_index(self, database: Path, contents: str) -> apsw.Connection:
         key = content_key("value index", _VERSION, contents)
-        return ValueIndex(self._disk.made_file(key, partial(build_index, database)))
+        return connect(self._disk.made_file(key, partial(build_index, database)))
 
 
-class ValueIndex:
-    """An index that `build_index` has written."""
+def named_values(index: apsw.Connection, asked: str) -> tuple[ValueMatch, ...]:
+    """Find the values of which enough stands in a text: largest share first, then longest."""
+    found = list(dict.fromkeys(chain.from_iterable(_runs(index, asked))))
+    # Up to 2 MB of pages, which the queries of executors would lack: SQLite's heap is one.
+    index.release_memory()
+    asked = fold(asked)
+    scored = [(share(match[2], asked), len(match[2]), at) for at, match in enumerate(found)]
+    kept = sorted((score for score in scored if score[0] > SHARE), reverse=True)
+    return tuple(found[at] for _, _, at in kept[:MOST])
 
-    def __init__(self, index: Path) -> None:
-        self._connection = connect(index)
 
-    def matches(self, asked: str) -> tuple[ValueMatch, ...]:
-        """Find the values of which enough stands in a text: largest share first, then longest."""
-        found = list(dict.fromkeys(chain.from_iterable(self._runs(asked))))
-        # Up to 2 MB of pages, which the queries of executors would lack: SQLite's heap is one.
-        self._connection.release_memory()
-        asked = fold(asked)
-        scored = [(share(match[2], asked), len(match[2]), at) for at, match in enumerate(found)]
-        kept = sorted((score for score in scored if score[0] > SHARE), reverse=True)
-        return tuple(found[at] for _, _, at in kept[:MOST])
+def _runs(index: apsw.Connection, asked: str) -> Iterator[list[ValueMatch]]:
+    """Yield what each run of words finds, where both runs one word shorter found any."""
+    words = _words(asked)
+    alive = [True] * (len(words) + 1)
+    searched: dict[frozenset[str], list[ValueMatch]] = {}
+    for length in range(1, WORDS + 1):
+        spans = range(len(words) - length + 1)
+        alive = [alive[at] and alive[at + 1] for at in spans]
+        for at in spans:
+            wanted = frozenset(words[at : at + length]) - _STOP_WORDS
+            if not alive[at] or not wanted:
+                continue
+            if wanted not in searched:
+                searched[wanted] = _search(index, wanted)
+                yield searched[wanted]
+            alive[at] = bool(searched[wanted])
+        if not any(alive):
+            return
 
-    def _runs(self, asked: str) -> Iterator[list[ValueMatch]]:
-        """Yield what each run of words finds, where both runs one word shorter found any."""
-        words = _words(asked)
-        alive = [True] * (len(words) + 1)
-        searched: dict[frozenset[str], list[ValueMatch]] = {}
-        for length in range(1, WORDS + 1):
-            spans = range(len(words) - length + 1)
-            alive = [alive[at] and alive[at + 1] for at in spans]
-            for at in spans:
-                wanted = frozenset(words[at : at + length]) - _STOP_WORDS
-                if not alive[at] or not wanted:
-                    continue
-                if wanted not in searched:
-                    searched[wanted] = self._search(wanted)
-                    yield searched[wanted]
-                alive[at] = bool(searched[wanted])
-            if not any(alive):
-                return
 
-    def _search(self, words: frozenset[str]) -> list[ValueMatch]:
-        query = " ".join(f'"{word}"' for word in sorted(words))
-        rows = self._connection.execute(_SEARCH, (query,))
-        return [(str(table), str(column), str(text)) for text, table, column in rows]
+def _search(index: apsw.Connection, words: frozenset[str]) -> list[ValueMatch]:
+    query = " ".join(f'"{word}"' for word in sorted(words))
+    rows = index.execute(_SEARCH, (query,))
+    return [(str(table), str(column), str(text)) for text, table, column in rows]
 
 
 def share(value: str, asked: str) -> float:

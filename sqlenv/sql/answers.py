@@ -331,11 +331,9 @@ def _text_of(text: str, block: _Block) -> tuple[int, int]:
     start, end = _unquoted(text, *_trimmed(text, block.start, block.end))
     line_end = text.find("\n", block.start, end) if block.form == "fence" else -1
     is_said = start < line_end and not begins_query(text[start:end])
-    return (
-        _trimmed(text, line_end, end)
-        if is_said and begins_query(text[line_end:end])
-        else (start, end)
-    )
+    if is_said and begins_query(text[line_end:end]):
+        return _trimmed(text, line_end, end)
+    return start, end
 
 
 def _unquoted(text: str, start: int, end: int) -> tuple[int, int]:

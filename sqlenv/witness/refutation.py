@@ -4,7 +4,7 @@ of a witness that tells one from the gold query.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,12 +13,12 @@ from sqlenv.evaluators.comparators import Case, QueryRuns, compare_case, outcome
 from sqlenv.executor import Executor
 from sqlenv.sql.extraction import tables_of
 from sqlenv.sql.lexer import quoted
-from sqlenv.types import Example, ExecutionMatch, Result
+from sqlenv.types import Example, ExecutionMatch, Result, RunQuery
 from sqlenv.witness.store import WitnessStore
 
 
 def rows_on(
-    witness: Path, example: Example, sql: str, execute: Callable[[Path, str], Result]
+    witness: Path, example: Example, sql: str, execute: RunQuery
 ) -> tuple[Mapping[str, Result], Result]:
     """Read the tables that a query and its gold query name on a witness, and what the latter gives
     there.

@@ -200,16 +200,16 @@ def test_the_shared_cache_is_bounded(tmp_path: Path, monkeypatch):
     assert len(list(disk._cache)) < 1_500
 
 
-def test_what_a_kill_left_in_the_cache_is_removed(tmp_path: Path, monkeypatch):
+def test_what_a_kill_left_in_the_cache_is_removed(tmp_path: Path):
     with closing(DiskCache(tmp_path / "small")) as disk:
         entered = disk.made_file("one", lambda file: file.write_bytes(b"1"))
     left, new = (entered.with_stem(name) for name in ("left", "new"))
     for path in (left, new):  # which another process may be about to enter
         path.write_bytes(b"2")
-    for path in (left, entered):
-        os.utime(path, (0, 0))
-    for week_s, there in ((1e9, [entered, left, new]), (0, [entered, new])):
-        monkeypatch.setattr("sqlenv.cache._WEEK_S", week_s)
+    mark = tmp_path / "small" / "swept"
+    for old, there in (((left, entered), [entered, left, new]), ((mark,), [entered, new])):
+        for path in old:
+            os.utime(path, (0, 0))
         with closing(DiskCache(tmp_path / "small")) as disk:
             assert sorted(entered.parent.iterdir()) == sorted(there)
             assert disk.stored("one") == entered

@@ -17,7 +17,7 @@ from minirl.exchange import UserError
 from sqlenv.cache import DiskCache
 from sqlenv.config import DemoConfig
 from sqlenv.demo import generate
-from sqlenv.executor.database import check_contents
+from sqlenv.executor.database import check_contents, connect
 from sqlenv.schema import values
 from sqlenv.schema.reading import (
     Column,
@@ -29,7 +29,7 @@ from sqlenv.schema.reading import (
 )
 from sqlenv.schema.rendering import render_schema, sample_columns
 from sqlenv.schema.spelling import spelled
-from sqlenv.schema.values import SHOWN, ValueIndex, build_index, share, with_matches
+from sqlenv.schema.values import SHOWN, build_index, named_values, share, with_matches
 from sqlenv.types import Example
 from tests.vectors import read, read_cases
 from tests.worlds import make_file
@@ -285,20 +285,20 @@ def towns(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def index(towns: Path, tmp_path: Path) -> ValueIndex:
+def index(towns: Path, tmp_path: Path) -> apsw.Connection:
     build_index(towns, tmp_path / "i.sqlite")
-    return ValueIndex(tmp_path / "i.sqlite")
+    return connect(tmp_path / "i.sqlite")
 
 
-def ask(index: ValueIndex, question: str, evidence: str = "") -> list[tuple[str, str, str]]:
-    return list(index.matches(f"{evidence}\n{question}"))
+def ask(index: apsw.Connection, question: str, evidence: str = "") -> list[tuple[str, str, str]]:
+    return list(named_values(index, f"{evidence}\n{question}"))
 
 
 @pytest.mark.parametrize(
     ("question", "evidence", "values"),
     read_cases("values that a question names"),
 )
-def test_values_that_a_question_names(index: ValueIndex, question, evidence, values):
+def test_values_that_a_question_names(index: apsw.Connection, question, evidence, values):
     assert tuple(value for *_, value in ask(index, question, evidence)) == values
 
 
@@ -310,7 +310,7 @@ def test_values_in_any_script_and_encoding(tmp_path: Path, encoding: str):
     words = ", ".join(f"('{value}')" for _, value in cases)
     make_file(path, f"CREATE TABLE word (text); INSERT INTO word VALUES {words}")
     build_index(path, tmp_path / "i.sqlite")
-    index = ValueIndex(tmp_path / "i.sqlite")
+    index = connect(tmp_path / "i.sqlite")
     for question, value in cases:
         assert [found for *_, found in ask(index, question)] == [value], question
 
@@ -318,7 +318,7 @@ def test_values_in_any_script_and_encoding(tmp_path: Path, encoding: str):
 @pytest.mark.parametrize(
     "question", ['O\'Fallon "West"?', '"', "'", "AND OR NOT NEAR * ^", "", "\0"]
 )
-def test_no_question_breaks_the_search(index: ValueIndex, question: str):
+def test_no_question_breaks_the_search(index: apsw.Connection, question: str):
     found = [value for *_, value in ask(index, question)]
     assert found == (['O\'Fallon "West"'] if "West" in question else [])
 
@@ -360,7 +360,7 @@ def test_open_indexes_leave_executors_their_memory(tmp_path: Path):
     indexes = []
     for _ in range(4):
         used = apsw.memory_used()
-        indexes.append(ValueIndex(tmp_path / "large.index"))
+        indexes.append(connect(tmp_path / "large.index"))
         ask(indexes[-1], " ".join(f"town {number**2}" for number in range(1, 20_000, 97)))
         assert apsw.memory_used() - used < 500_000
 
