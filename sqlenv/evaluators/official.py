@@ -64,4 +64,4 @@ def same_query(sql: str) -> str:
     """
     if len(sql) > MAX_QUERY_CHARS or _ODD_BLANK.search(sql):
         return sql
-    return one_line(sql).rstrip("; ")
+    return one_line(sql, in_small=True).rstrip("; ")

@@ -37,6 +37,7 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 
+
 _SMALL = {ord(letter): letter.lower() for letter in ascii_uppercase}
 
 
@@ -129,14 +130,16 @@ def strip_comments(sql: str) -> str:
     return "".join(parts).ljust(len(sql))
 
 
-def one_line(sql: str) -> str:
-    """Write a query on one line: outside of quotes, comments and whitespace become one space, and
-    letters small of which SQLite does not tell the cases apart: those of ASCII.
+def one_line(sql: str, *, in_small: bool = False) -> str:
+    """Write a query on one line: comments and whitespace outside of quotes become one space.
+
+    `in_small` also writes letters outside of quotes small, of which SQLite does not tell the cases
+    apart: those of ASCII.
     """
     parts, at = [], 0
     for token in tokenize(sql):
         text = sql[token.start : token.end]
-        is_quoted = token.kind in ("text", "name")
-        parts += [" " * (token.start > at), text if is_quoted else text.translate(_SMALL)]
+        is_folded = in_small and token.kind not in ("text", "name")
+        parts += [" " * (token.start > at), text.translate(_SMALL) if is_folded else text]
         at = token.end
     return "".join(parts).strip()
