@@ -177,6 +177,7 @@ def test_the_cache_of_a_plan_holds_the_longest_episode_that_fits():
         abstract_model(model.config, ModelSource(dtype="float32"), None), train, limits,
         Devices(jax.local_devices()[:1], 6e7), evaluation=limits.model_copy(update=long),
     ).fit(lambda *_: None)  # fmt: skip
+    assert plan.cache_gb is not None
     assert plan.cache_gb > 0.015
     # A smaller cache is refused.
     toy.sampler(model, **long, max_response_tokens=20, cache_gb=plan.cache_gb)
