@@ -36,7 +36,7 @@ def main() -> None:
             kinds = {one.removesuffix(" 2") for one in (label, *blamed)}
             is_step = any(kinds <= step for step in _STEPS) or len(kinds) == 1
             for kind in (label, "all"):
-                counts[kind].update(labels=1, alone=blamed == {label}, step=is_step)
+                counts[kind].update(labels=1, alone=int(blamed == {label}), step=int(is_step))
             if not is_step:
                 others[f"{prediction}, {label}"] = sorted(blamed)
         print(json.dumps({"set": name, "counts": counts, "others": others}))
