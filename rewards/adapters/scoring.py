@@ -71,7 +71,7 @@ class Scored:
         total: What a trainer maximises.
         correct: Whether the last query is right.
         parts: The named summands of the total.
-        credit: Of EXPO-SQL, the reward of ranges of characters.
+        credit: Of EXPO-SQL, and of SQL-ASTRA's `steps`, the reward of ranges of characters.
         last: The last reply, as it was read and judged; None without any.
         feedback: What Progress-SQL's environment would answer; only from `rewards.score`.
     """
