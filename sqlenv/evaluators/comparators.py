@@ -227,12 +227,12 @@ def _is_clean(result: Result) -> TypeGuard[Table]:
 
 def _run_both(case: Case, runs: QueryRuns) -> tuple[Result, Result]:
     """Run both queries on the case's database."""
-    predicted = _ask(runs.predicted, case.database, case.predicted)
-    gold = _ask(runs.gold, case.database, case.gold)
+    predicted = _run(runs.predicted, case.database, case.predicted)
+    gold = _run(runs.gold, case.database, case.gold)
     return like_gold(predicted, gold, case.numbers), gold
 
 
-def _ask(run: RunQuery, database: Path, sql: str) -> Result:
+def _run(run: RunQuery, database: Path, sql: str) -> Result:
     """Run a query as Python's sqlite3 module would, which all these programs use."""
     match count_statements(sql):
         case "none":
