@@ -24,7 +24,7 @@ EXECUTED = 0.5  # reward of a query that runs without a gold column
 _SHORTEST_SQL = 16  # the released program never runs a shorter query
 # The largest difference of numbers of rows in the released reward, and in the released evaluator.
 _ROW_CUTOFF, _EVALUATED_ROW_CUTOFF = 5, 30
-# Blanks are those of ASCII: `int` does not know all the others.
+# Only ASCII blanks: `int` does not strip all others.
 _NUMBER = re.compile(r"\s*[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?\s*", re.ASCII)
 # Nobody writes longer numbers, and reading a very long one takes time.
 _NUMBER_CHARS = 64
@@ -119,7 +119,7 @@ def csmr(predicted: Result, gold: Result, *, alpha: float = 0.8) -> float:
     if not pairs:
         return 0.0
     gold_sets, columns = {*map(frozenset, gold.by_column())}, predicted.by_column()
-    # A value that is not there ends the look at a column.
+    # `issuperset` ends at the first value that is missing.
     found = sum(any(one.issuperset(c) and one == {*c} for c in columns) for one in gold_sets)
     return alpha * found**2 / pairs
 
@@ -249,7 +249,7 @@ def _is_part(column: _TypedColumn, whole: _TypedColumn) -> bool:
 
 
 def _matched(wanted: Sequence[_TypedColumn], found: Sequence[_TypedColumn]) -> int:
-    """Count gold columns, each of which takes the first equal column that is left."""
+    """Count the gold columns that equal a predicted one; each of these counts once."""
     left = [_TypedColumn(one.kind, tuple(sorted(one.values))) for one in found]
     matched = 0
     for column in wanted:

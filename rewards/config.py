@@ -145,7 +145,7 @@ class JudgeConfig(Settings):
 
 
 class Clash(NamedTuple):
-    """Two settings that may not go together: their keys, whether they do not, and what to do."""
+    """Two settings that can contradict each other: their keys, whether they do, and what to do."""
 
     keys: tuple[str, str]
     is_there: bool
@@ -164,7 +164,7 @@ def _shown(value: object) -> str:
 
 
 def clashes(reward: RewardConfig, env: EnvConfig) -> list[Clash]:
-    """List the pairs of settings of a reward and an environment that may not go together."""
+    """List the settings of a reward and of an environment that can contradict each other."""
     of_calls = {
         "progressive": "a call with the right result would pay for a wrong answer after it",
         "expo": "expo credits the clauses of answers, not of calls",

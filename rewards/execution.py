@@ -17,8 +17,8 @@ from sqlenv.types import Attempt, Episode, Example, Result, SqlError, Table
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KnownColumns:
-    """The columns of a database by table, all in lower case. Two of these are the same where they
-    are one object, so that caches can use them as keys.
+    """The columns of a database by table, all in lower case. Compared by identity, so that caches
+    can use it as a key.
     """
 
     tables: Mapping[str, frozenset[str]]
@@ -49,8 +49,8 @@ def gold_result(executor: Executor, example: Example) -> Result:
 
 def on_witness(example: Example, attempt: Attempt) -> tuple[Example, Attempt]:
     """Return a question and an attempt at it as families score them: on the question's own
-    database or, where a witness refutes the query, on that witness. Whether it runs is asked on its
-    own.
+    database or, where a witness refutes the query, on that witness. Whether the query runs is a
+    matter of the question's own database.
     """
     if (found := attempt.refuted) is None:
         return example, attempt
@@ -64,8 +64,8 @@ def is_executable(attempt: Attempt) -> bool:
 
 
 def is_right_by_its_own(example: Example, attempt: Attempt) -> bool:
-    """Tell what is right by another of the question's gold queries or by its own rule, so that it
-    need not have the columns of the first gold's result.
+    """Tell whether an attempt is right, perhaps by an alternative gold query or by the question's
+    own rule: then its columns need not be those of the first gold's result.
     """
     return attempt.correct and bool(example.alternatives or example.grading_method)
 
@@ -76,8 +76,8 @@ def is_nondeterministic(result: Result) -> bool:
 
 
 def results_of(executor: Executor, example: Example, attempt: Attempt) -> tuple[Result, Result]:
-    """Return an attempt's result and the gold query's as families of columns compare them, on the
-    witness if one refutes the query; none is paid for that depends on the clock or on chance.
+    """Return the two results whose columns are compared, the attempt's and the gold query's: on the
+    witness if one refutes the query. One that depends on the clock or on chance is an error.
     """
     example, attempt = on_witness(example, attempt)
     result, gold = attempt.result, gold_result(executor, example)

@@ -144,9 +144,9 @@ OFFICIAL = ExecutorConfig(
     max_value_bytes=10_000_000,
     heap_bytes=1_000_000_000,
 )
-"""For verdicts that are to be those of official programs, which know time alone: 60 s are what
-Spider's says, and the lower limit of BIRD's is its comparator's own. No step limit; of size what no
-gold query comes near; and the real time."""
+"""Limits for official verdicts. The programs limit nothing but time: Spider's to 60 s, as it says;
+BIRD's lower limit is its comparator's. So steps are unlimited, sizes far above those of any gold
+query, and queries see the real time."""
 
 
 class AnswerConfig(Settings):

@@ -35,7 +35,7 @@ def with_attributes(sql: str, table: Table, *, operand: int = 0, is_star: bool =
     given = [_attribute(scope, item) for item in outputs]
     stars = [at for at, name in enumerate(given) if name == "*"]
     head, tail = (given[: stars[0]], given[stars[-1] + 1 :]) if stars else (given, [])
-    # Between two stars no place is known: names are looked up there.
+    # Columns between two stars have no known place: they are looked up by name.
     starred = names[len(head) : len(names) - len(tail)]
     if len(head) + len(starred) + len(tail) == len(names) and bool(starred) <= bool(stars):
         starred = [_origin(scope, ("", name)) or name for name in starred]
@@ -91,7 +91,7 @@ def _attribute(scope: Scope, output: exp.Expression, depth: int = 0) -> str:
     return _origin(scope, column, depth) or column[1]
 
 
-@lru_cache(maxsize=1024)  # chains of `*` would lead to one place by many ways
+@lru_cache(maxsize=1024)  # many chains of `*` may lead to one column
 def _origin(scope: Scope, column: tuple[str, str], depth: int = 0) -> str:
     """Return what a column of a subquery or WITH item stands for; "" for one of a table."""
     qualifier, name = column

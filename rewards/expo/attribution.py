@@ -1,8 +1,8 @@
 """Which clauses make a result wrong: clause-wise execution (EXPO-SQL, algorithm 1, appendix A.2).
 
 A step whose effect is among the differences between the gold result and the predicted one is
-blamed. Where the gold query has parts that those of the prediction stand for (the operands of a set
-operation; what it is before ORDER BY and LIMIT choose rows), each is compared with its own.
+blamed. Parts of the prediction are compared with the corresponding ones of the gold query: the
+operands of a set operation, and the query before ORDER BY and LIMIT choose rows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sqlenv.types import Table
 
 _EVERY: Differences = frozenset(CANDIDATES)
 _REMOVAL: Differences = frozenset({"row_subset", "row_emptied", "row_dedup"})
-# What a step can do to the result before it; what it cannot do is not looked for.
+# The differences that a step can make; others are not looked for.
 _POSSIBLE: dict[Part, Differences] = {
     "source": _EVERY,
     "where": _REMOVAL,
@@ -48,7 +48,7 @@ _ORDER: Differences = frozenset({"row_order"})
 def find_blamed(steps: Steps, golds: Steps, sought: Differences) -> frozenset[int]:
     """Number the clauses whose own effect is part of what is wrong with the result.
 
-    None where no clause can be told. The gold query's result has its columns named by their
+    None if no clause stands out. The gold query's result has its columns named by their
     attributes, `sought` is what sets the results apart (D*).
     """
     plan, theirs = steps.plan, golds.plan
@@ -97,8 +97,8 @@ def _is_right_order(order: Step, steps: Steps, golds: Steps) -> bool:
 
 
 def _is_right_before(steps: Steps, golds: Steps) -> bool:
-    """Tell whether what ORDER BY and LIMIT choose from is that of the gold query; where it has no
-    LIMIT, has all rows of its result.
+    """Tell whether ORDER BY and LIMIT choose from the same rows as in the gold query; if it has no
+    LIMIT, from all rows of its result, and maybe more.
     """
     body, gold = steps.plan.body, golds.plan.body
     rows = steps.rows(body)
@@ -137,10 +137,10 @@ def _blame_part(
 ) -> frozenset[int]:
     """Blame clauses of a part for what sets it apart (algorithm 1).
 
-    Where no step makes it, those that can are blamed, of the step where the part parts from the
-    gold query if there are any. What computes values is not blamed for the rows that it is given.
-    SELECT and GROUP BY are one step, which makes other rows where only one of the queries groups,
-    or only one of all: SQLite gives the row of a maximum.
+    If no step makes the difference, the clauses that can make it are blamed, if possible those of
+    the first step that leaves other rows than the gold query's. A SELECT that computes values is
+    not blamed for the rows that it gets. SELECT and GROUP BY are one step, which is blamed if only
+    one of the queries has a GROUP BY: without it SQLite gives one row, that of a maximum too.
     """
     part = [step for step in chain if step not in steps.plan.tail]
     parting = _parting(part, steps, gold, golds)
@@ -169,11 +169,11 @@ def _groups(steps: Steps, step: Step) -> bool:
 
 
 def _parting(chain: Sequence[Step], steps: Steps, gold: Step, golds: Steps) -> Step | None:
-    """Find the first step after which rows are more or fewer than in the gold query, else SELECT.
+    """Find the first step that leaves more or fewer rows than the gold query's, else SELECT.
 
-    `gold` is the part that a chain stands for. None where it has no such steps, they do not run, or
-    the prediction lacks the clause. A WHERE may read what the gold query joins: then what comes
-    before it tells nothing.
+    `gold` is the part that the chain corresponds to. None if one of them has no FROM, if a step
+    does not run, or if the prediction lacks the clause. If a WHERE reads tables that the gold query
+    joins, rows are compared from there on.
     """
     gold_chain = next((found for found in golds.plan.operands if found[-1] is gold), ())
     own, known = ({step.part: step for step in found} for found in (chain, gold_chain))
@@ -209,12 +209,12 @@ def _blame_chain(chain: Sequence[Step], steps: Steps, wanted: Differences) -> se
     for at in range(1, len(chain)):
         step = chain[at]
         sought = wanted & _POSSIBLE[step.part]
-        # Rows all different, under the right columns, are rows missing that a filter took (A.1).
+        # If all rows differ under the right columns, a filter may have removed the gold's (A.1).
         if step.part in ("where", "having") and is_of_rows:
             sought |= _MISSING
         if not sought or steps.rows(step) is None:
             continue
-        # A step that cannot run alone is one with the next that can.
+        # A step that cannot run is taken together with the next one that can.
         before = next((n for n in range(at - 1, -1, -1) if steps.rows(chain[n])), None)
         if before is not None and _change(steps, chain[before], step, sought) & sought:
             blamed.update(n for step in chain[before + 1 : at + 1] for n in step.clauses)
@@ -232,7 +232,7 @@ def _change(steps: Steps, before: Step, after: Step, sought: Differences) -> Dif
         return _MISSING if None not in counts and len(set(counts)) == 2 else _NOTHING
     left, right = first_rows(left, MAX_STEP_ROWS), first_rows(right, MAX_STEP_ROWS)
     if after.part == "order":
-        # The same rows in any case, of which the first ones may be all others.
+        # Both have the same rows, though the first ones may all differ.
         return _NOTHING if left.rows == steps.like(right, left).rows else _ORDER
     if "col_name" in sought:
         left, right = steps.named(before, left), steps.named(after, right)
@@ -269,7 +269,7 @@ def _blame_away(chain: Sequence[Step], steps: Steps, gold: Table) -> set[int]:
         if after is None:
             continue
         after = steps.like(after, gold)
-        # Of large results a filter leaves the first rows, whatever it removes.
+        # The first rows of a large result do not tell what a filter removes.
         is_cut = before is not None and len(before.rows) > MAX_STEP_ROWS and step.part != "order"
         if before is not None and not (is_cut and after.rows) and leads_away(gold, before, after):
             blamed.update(waiting)

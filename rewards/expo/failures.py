@@ -19,7 +19,7 @@ from sqlenv.types import Result, SqlError
 
 ClauseNumbers = set[int]
 
-# Nothing can end with these; `*` does in `SELECT *`, behind which SQLite reads on.
+# No clause ends with one of these words; with `*` one does, as in `SELECT *`.
 _OPEN_ENDS = (
     *("and", "or", "not", "is", "like", "in", "between", "distinct"),
     *("case", "when", "then", "else"),
@@ -121,7 +121,7 @@ def _no_column(failure: _Failure, element: str) -> ClauseNumbers:
 
 
 def _ambiguous(failure: _Failure, element: str) -> ClauseNumbers:
-    """Blame the clauses that use a column bare, and the JOINs that bring it in again."""
+    """Blame the clauses that use a column without its table, and the JOINs that add another one."""
     qualifier, name = _parts(element)
     using = failure.using(qualifier, name)
     if not failure.traced:

@@ -92,7 +92,7 @@ class ExpoReward:
         if not attempt.sql:
             return ClauseVerdict("format", ())
         example, attempt = on_witness(example, attempt)
-        # A result that another run would not give, such as a time-out, is another question.
+        # The kind of result is in the key: a time-out may not happen again.
         result = type(attempt.result)
         key = (example.database, example.gold_sql, attempt.sql, attempt.correct, result)
         verdict = self._verdicts.get(key)
@@ -149,9 +149,9 @@ class ExpoReward:
     def _blame_result(
         self, example: Example, sql: str, clauses: tuple[Clause, ...], predicted: Table
     ) -> ClauseVerdict:
-        """Blame clauses for a wrong result (section 3.2.2), and somebody in any case.
+        """Blame clauses for a wrong result (section 3.2.2), all of them if none stands out.
 
-        Else a query would be rewarded everywhere when no single step makes its kind of error.
+        Otherwise a wrong query would be rewarded throughout.
         """
         everyone = frozenset(range(len(clauses)))
         gold = gold_result(self._executor, example)

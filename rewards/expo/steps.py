@@ -31,7 +31,7 @@ class Step:
 
     Attributes:
         part: What the last clause is, or the last ones that are run together.
-        clauses: Those that answer for it.
+        clauses: Those that are blamed for it.
         operand: The SELECT of a set operation that it is a step of.
         star: Where the text after `SELECT *` starts, in steps before the SELECT.
     """
@@ -123,7 +123,7 @@ class Steps:
         self.result, self._run, self._numbers = result, cache(run), numbers
 
     def rows(self, step: Step) -> Table | None:
-        """Return one row more of a step than are compared; None where it does not run."""
+        """Return a step's rows, at most one more than are compared; None if it does not run."""
         limit = MAX_STEP_ROWS + 1
         if step.sql == self._last.sql:
             return first_rows(self.result, limit)

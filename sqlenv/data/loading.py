@@ -93,7 +93,7 @@ def _draw(pools: Sequence[Pool], total: int | None) -> list[list[Example]]:
 
 
 def asked_in(source: SourceConfig) -> frozenset[tuple[str, int]]:
-    """Return the database's name and the `text_digest` of each question, whatever files lack."""
+    """Return database name and `text_digest` of each question, also where databases are missing."""
     db = apsw.Connection("")
     table = attach(db, locate(source).files, source.layout)
     return frozenset(db.execute(f"SELECT db_id, text FROM {table} WHERE is_local"))
@@ -123,9 +123,9 @@ def question_digest(examples: Iterable[Example]) -> str:
 def hold_out(config: DataConfig, count: int, check: Check | None = None) -> frozenset[str]:
     """Choose databases to hold out, by `config.seed` and their names alone.
 
-    Of each source they have as large a share of the questions as the `count` to validate by is of
-    those wanted in all, and more where too few of their gold queries may stay. Sources are read
-    once to count questions, then until those held out are enough.
+    Each source gives the share of its questions that `count` is of all questions wanted, and more
+    if too many of their gold queries are left out. Sources are read once to count questions, and
+    again until enough are held out.
     """
     own = config.model_copy(update={"total": count})
     whole = open_pools(own, None, lambda _db_id: True)

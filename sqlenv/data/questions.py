@@ -25,7 +25,7 @@ from sqlenv.data.records import QuestionRecord, Record, check, placed_records
 from sqlenv.executor.database import fingerprint
 
 _VERSION = 5
-"""Of what a table holds."""
+"""Of the table's format: an older table is made anew."""
 _SCHEMA = """
 PRAGMA journal_mode = off;
 PRAGMA synchronous = off;

@@ -20,7 +20,7 @@ _BLANKS, _OPENING, _COMMA = (
     re.compile(rf"[ \t\r\n]*{mark}[ \t\r\n]*") for mark in ("", r"\[", ",")
 )
 _CHUNK_BYTES = 1 << 16
-_LARGEST_BYTES = 1 << 26  # of a record: what goes on for longer is broken
+_LARGEST_BYTES = 1 << 26  # of a record; a longer one means a broken file
 
 
 def read_records(path: Path) -> Iterator[Record]:
@@ -81,7 +81,7 @@ def _items(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
 
 
 Text = Annotated[str, Field(min_length=0)]
-"""Any text but one with half a character, which pydantic looks for where it measures."""
+"""A text without unpaired surrogates: pydantic refuses them where a length is limited."""
 Rule = Annotated[Text | None, AfterValidator(checked_method)]
 """A question's own rule; empty for none."""
 

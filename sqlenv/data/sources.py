@@ -97,7 +97,7 @@ class Pool:
         self._db = db or apsw.Connection("")
         self.location = locate(source)
         self._table = attach(self._db, self.location.files, source.layout)
-        ((self.total,),) = self._ask(f"SELECT count(*) FROM {self._table}")
+        ((self.total,),) = self._fetch(f"SELECT count(*) FROM {self._table}")
         self._corrections = Corrections(Path(), {})
         if source.corrections:
             self._corrections = read_corrections(source.corrections)
@@ -105,7 +105,7 @@ class Pool:
             self._corrections.check(self._example(*row) for _, *row in every)
         self.found, self.failures = Counter[str](), list[str]()
         self.checked = self.kept = 0
-        ((self._drawn,),) = self._ask("SELECT count(*) FROM waiting")
+        ((self._drawn,),) = self._fetch("SELECT count(*) FROM waiting")
         self.left = self._find(accept)
 
     @property
@@ -126,7 +126,7 @@ class Pool:
     def count_by_database(self) -> Counter[str]:
         """Count the questions that are not drawn yet by the names of their databases."""
         rows = f"SELECT * FROM waiting LIMIT {self.left} OFFSET {self._drawn}"
-        return Counter(dict(self._ask(f"SELECT db_id, count(*) FROM ({rows}) GROUP BY db_id")))
+        return Counter(dict(self._fetch(f"SELECT db_id, count(*) FROM ({rows}) GROUP BY db_id")))
 
     def draw(self, wanted: int) -> Iterator[tuple[int, Example]]:
         """Draw so many questions that may stay, or as many as there are, with their positions.
@@ -134,7 +134,7 @@ class Pool:
         At most `BATCH` are in memory at a time.
         """
         while wanted and self.left:
-            rows = self._ask(
+            rows = self._fetch(
                 f"SELECT {_READ} FROM waiting JOIN {self._table} USING (position) "
                 "WHERE waiting.rowid > ? ORDER BY waiting.rowid LIMIT ?",
                 (self._drawn, min(wanted, self.left, BATCH)),
@@ -148,8 +148,8 @@ class Pool:
     def _find(self, accept: Accept) -> int:
         """Line up those that may be drawn; count them, and the others by issue."""
         rng = Random(f"{self._config.seed} {self.name}")
-        names = [name for (name,) in self._ask(f"SELECT DISTINCT db_id FROM {self._table}")]
-        blank = self._ask(f"SELECT {_READ} FROM {self._table} WHERE is_blank")
+        names = [name for (name,) in self._fetch(f"SELECT DISTINCT db_id FROM {self._table}")]
+        blank = self._fetch(f"SELECT {_READ} FROM {self._table} WHERE is_blank")
         lists = {
             "filled": [at for at, *row in blank if self._corrected(*row).gold_sql],
             "excluded": self._config.exclude_databases,
@@ -167,25 +167,25 @@ class Pool:
         values = {name: json.dumps(given) for name, given in lists.items()} | numbers
         labelled = _LABELLED.format(table=self._table)
         counts = f"{labelled} SELECT issue, count(*), min(position) FROM labelled GROUP BY issue"
-        for issue, count, first in self._ask(f"{counts} HAVING issue <> ''", values):
+        for issue, count, first in self._fetch(f"{counts} HAVING issue <> ''", values):
             self.found[issue] += count
             if issue == "missing database" and not self._config.drop_missing_database:
                 raise self._no_database(first)
         is_once = "duplicate" in self._config.exclude
         source = _FIRST if is_once else "candidate"
         order = _BY_SEED if self._config.total else "position"
-        self._ask(
+        self._fetch(
             f"{labelled} INSERT INTO waiting SELECT position, db_id, text FROM {source} "
             f"ORDER BY {order}",
             values,
         )
         size = self._db.changes()
         if is_once:
-            ((every,),) = self._ask(f"{labelled} SELECT count(*) FROM candidate", values)
+            ((every,),) = self._fetch(f"{labelled} SELECT count(*) FROM candidate", values)
             self.found["duplicate"] += every - size
         return size
 
-    def _ask(self, sql: str, values: Any = None) -> list[Any]:
+    def _fetch(self, sql: str, values: Any = None) -> list[Any]:
         return self._db.execute(sql, values).fetchall()
 
     def _sound(self, rows: Sequence[Any]) -> Iterator[tuple[int, Example]]:
@@ -238,7 +238,7 @@ class Pool:
 
     def _no_database(self, position: int) -> UserError:
         sql = f"SELECT file, number, db_id FROM {self._table} WHERE position = ?"
-        ((file, number, db_id),) = self._ask(sql, (position,))
+        ((file, number, db_id),) = self._fetch(sql, (position,))
         expected = self.location.databases[0] / db_id / f"{db_id}.sqlite"
         where = f"{self.location.files[file]}: record {number} needs it"
         return UserError(

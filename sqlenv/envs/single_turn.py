@@ -38,7 +38,7 @@ FirstPrompt = Callable[[Example], Observation]
 class BaseEnvironment(ABC, Generic[Config]):
     """How every environment begins. Stateless, so that threads can share one.
 
-    On `witnesses` an answer has to be right too; None where nobody asks them.
+    An answer has to be right on all `witnesses` too, if there are any.
     """
 
     config: Config
@@ -85,8 +85,8 @@ def judge_reply(
     result: Result | None = None,
     numbers: Numbers | None = None,
 ) -> Attempt:
-    """Run the SQL of a reply, and compare its result with the gold result; what was read and run
-    already is not read and run again, and numbers are compared as the settings say unless here.
+    """Run the SQL of a reply and compare its result with the gold result. The reply may be read
+    already and its query run already (`result`); `numbers` overrides the setting.
 
     A reply without a query is an error and never runs; so is a query of another dialect that
     cannot be transpiled. A failing gold query matches nothing. What depends on the clock or on

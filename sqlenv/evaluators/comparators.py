@@ -30,8 +30,8 @@ from sqlenv.types import MatchMode, Numbers, Result, RunQuery, SqlError, Table, 
 
 _BIRD_S = 30.0  # for both queries
 _JUDGED_CHARS = 1_000_000
-"""Longer predictions are wrong unread: what official programs do to a text takes seconds where it
-has megabytes, and the executor runs a tenth of it at most where nobody cuts it."""
+"""Longer predictions are wrong unread: the official programs' rewriting takes seconds for megabytes
+of text, and the executor runs at most a tenth of this length."""
 _REMEMBERED_CELLS = 1_000_000
 """Cells of the results that `QueryRuns` remembers, some 100 MB of short texts."""
 
@@ -227,12 +227,12 @@ def _is_clean(result: Result) -> TypeGuard[Table]:
 
 def _run_both(case: Case, runs: QueryRuns) -> tuple[Result, Result]:
     """Run both queries on the case's database."""
-    predicted = _ask(runs.predicted, case.database, case.predicted)
-    gold = _ask(runs.gold, case.database, case.gold)
+    predicted = _run(runs.predicted, case.database, case.predicted)
+    gold = _run(runs.gold, case.database, case.gold)
     return like_gold(predicted, gold, case.numbers), gold
 
 
-def _ask(run: RunQuery, database: Path, sql: str) -> Result:
+def _run(run: RunQuery, database: Path, sql: str) -> Result:
     """Run a query as Python's sqlite3 module would, which all these programs use."""
     match count_statements(sql):
         case "none":

@@ -19,8 +19,8 @@ _Number = tuple[type, int | float]
 
 _ROWS_AT_ONCE = 1_000
 _NUMBERS_EACH, _FEW_NUMBERS = 10, 10_000
-"""Different numbers of a result that are compared with one of the gold result, and in any case. A
-result with more cannot be the gold result, and to look at each takes seconds."""
+"""How many different numbers of a result are compared: so many for each of the gold result's, and
+so many in any case. A result with more is wrong, and comparing all would take seconds."""
 
 _SEARCHED_CELLS = 10_000_000
 """Cells that a search for the order of columns looks at, some seconds of work; a result that needs

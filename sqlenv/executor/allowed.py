@@ -24,8 +24,8 @@ _SCHEMA_TABLES = frozenset(
     {"sqlite_schema", "sqlite_master", "sqlite_temp_schema", "sqlite_temp_master"}
 )
 _ANY_TABLE = _TABLE_FUNCTIONS | _SCHEMA_TABLES | {f"pragma_{name}" for name in _PRAGMAS}
-# The text alone tells: nothing makes the other columns agree with it. SQLite writes the words in
-# front of the name itself, whatever was there in their place.
+# By the text of the statement: a file may have other columns that contradict it. SQLite writes the
+# words in front of the name itself, whatever the user wrote.
 _OWN_TABLES = """
 SELECT CAST(name AS BLOB), sql LIKE 'create table %' OR sql LIKE 'create view %'
 FROM sqlite_schema
@@ -34,11 +34,11 @@ WHERE sql NOT LIKE 'create index %' AND sql NOT LIKE 'create unique index %'
 """
 CHANCE = frozenset({"random", "randomblob"})  # functions whose value cannot be foreseen
 SCANS = frozenset({"glob", "instr", "like", "ltrim", "replace", "rtrim", "trim"})
-"""Those whose one call may take milliseconds: they look at one text from each place of another, or,
-to trim, at each character in Python.
+"""Functions of which one call may take milliseconds: they look for one text at each place of
+another, or trim in Python, character by character.
 """
 SQUARES = frozenset({"json_patch", "json_pretty", "jsonb_patch"})
-"""Those that look at one member of an object for each of another, or indent each level anew."""
+"""Functions that compare each member of an object with each of another, or indent every level."""
 _NAMES = """
 abs changes char coalesce concat concat_ws format glob hex if ifnull iif instr last_insert_rowid
 length like likelihood likely lower ltrim max min nullif octet_length printf quote replace round
@@ -64,8 +64,8 @@ _FUNCTIONS = frozenset(_NAMES.split()) | CHANCE | CLOCK_FUNCTIONS | SQUARES
 
 
 def listed() -> list[str]:
-    """List all names that a query may use; where another release lists others, what it refused is
-    asked again.
+    """List all names that a query may use; they are part of the key of cached gold results, so that
+    a release with other names runs the queries again.
     """
     return sorted({*_PRAGMAS, *_ANY_TABLE, *_FUNCTIONS})
 
@@ -75,7 +75,7 @@ def forbidden(action: int, first: str | None, second: str | None) -> str:
     if action in (apsw.SQLITE_SELECT, apsw.SQLITE_RECURSIVE):
         return ""
     if action == apsw.SQLITE_READ:
-        # A database's own tables are the connection's to know.
+        # The connection has looked for it among the database's own tables.
         table = str(first).lower()
         if table in _ANY_TABLE:
             return ""

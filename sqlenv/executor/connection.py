@@ -34,17 +34,17 @@ from sqlenv.types import Denied, Result, Row, SqlError, Table, TimedOut, TooLarg
 
 # What Python takes for a row, and for a number in it with its place.
 _ROW_BYTES, _CELL_BYTES = 64, 40
-# Above this mean of a cell, its text decides: up to four times what it is in UTF-8.
+# If cells are larger on average, texts are measured: Python's may have four times their UTF-8.
 _TEXT_BYTES = 16
 # A value in a result of very many columns may have at least this length, whatever `max_bytes` is.
 _WIDE_VALUE_BYTES = 16_000
 _ROWS_AT_ONCE = 100  # rows that are read together, of values that are short enough
 _MOST_STRIDE = 2**31 - 1  # steps that SQLite can count at once
-# `SQUARES` take a time with the square of what they get: this long once, a part of it several
-# times.
+# `SQUARES` take time with the square of their input: one call may get this much, several calls
+# share it.
 _SQUARE_VALUE_BYTES = 30_000
-# Calls between two looks at the time that may each take the time of the longest values; of more
-# the values are shorter.
+# Calls of `SCANS` between two looks at the time that may get values of full length; if there are
+# more, values are shorter.
 _LONG_SCANS = 4
 
 _FAILURES = (apsw.Error, UnicodeError, MemoryError)
@@ -81,12 +81,12 @@ class Connection:
     def run(self, sql: str, max_steps: int) -> Result:
         """Run one query of any text.
 
-        It runs at first as if values were short, many rows at a time, and without our clock; where
-        that does not serve it, once more with the clock, or in a query that bounds and mends texts
-        (`_around`).
+        The first run expects short values, reads many rows at a time and lacks our clock. If that
+        does not do, the query runs again with the clock, or inside another one that bounds and
+        mends texts (`_around`).
 
         Raises:
-            UserError: The disk fails, or pages are damaged, which is no query's fault: none writes.
+            UserError: The disk fails or pages are damaged, never by a query: none can write.
         """
         if len(sql) > MAX_QUERY_CHARS:
             return TooLarge("sql")
@@ -152,7 +152,7 @@ class Connection:
         self._connection.limit(apsw.SQLITE_LIMIT_LENGTH, self._limit)
 
     def _fetch(self, sql: str, max_steps: int) -> Result:
-        """Run a query; raises what shows that it needs to run otherwise."""
+        """Run a query; an exception tells `run` how it ended, or that it has to run otherwise."""
         config = self._config
         self._begin(max_steps)
         cursor = self._connection.cursor()
@@ -162,7 +162,7 @@ class Connection:
             row_bytes = 4 * min(self._limit, self._longest) * max(len(self._columns), 1)
             rows: list[Row] = []
             size_bytes = 0
-            # Few enough that they cannot pass the limit, however large their values are; but one.
+            # One row at least, and no more than fit the limit even if all values have full length.
             while chunk := list(
                 islice(cursor, min(1 + (config.max_bytes - size_bytes) // row_bytes, 1000))
             ):
@@ -194,8 +194,8 @@ class Connection:
         return text
 
     def _inspect(self, cursor: apsw.Cursor, sql: str, _bindings: object) -> bool:
-        """Say whether a prepared statement may run (SQLite calls this before its first row): not
-        where it is denied, nor where it may ask for the time and our clock is elsewhere.
+        """Say whether a prepared statement may run (SQLite calls this before its first row): not if
+        it is denied, or if it may ask for the time and this connection lacks our clock.
         """
         if not cursor.has_vdbe:  # a trailing comment
             return True
@@ -232,7 +232,7 @@ class Connection:
     def _authorize(
         self, action: int, first: str | None, second: str | None, *_where: str | None
     ) -> int:
-        """Judge one thing that a statement would do, while it is compiled (SQLite calls this)."""
+        """Allow or deny one action of a statement while it is compiled (SQLite calls this)."""
         is_open = self._tables.get(str(first).lower()) if action == apsw.SQLITE_READ else None
         if is_open is None:
             denied = forbidden(action, first, second)
@@ -270,10 +270,10 @@ class Connection:
 
 
 def _around(statement: str, width: int, longest: int) -> str:
-    """Write a query around one, whose text arrives as bytes, beside flags that say which cells are
-    text, and whose values of more than `longest` bytes are too big, though records may be longer.
+    """Write a query around a statement. It returns texts as bytes, beside flags that say which
+    cells are text, and fails at values of more than `longest` bytes, though records may be longer.
     """
-    # Without semicolons and comments around it, which are statements of nothing.
+    # Without the semicolons and comments around it.
     words = [token for token in tokenize(statement) if not token.is_sign(";")]
     body = statement[words[0].start : words[-1].end] if words else ""
     names = [f"c{i}" for i in range(width)]

@@ -1,6 +1,6 @@
-"""SQLite files that somebody else made: whether one can be used, which it is, how it is opened.
+"""SQLite files that somebody else made: whether one can be used, its identity, how it is opened.
 
-What a file says of its own tables runs when they are read: generated columns, views. `connect`
+Generated columns and views are code in the file, which runs when they are read. `connect`
 opens a file read-only, for which SQLite leaves CHECK constraints out, and bounds what such code
 can do. Queries that nobody has vetted need more than that: `connection.py`.
 """
@@ -106,7 +106,7 @@ def _add_collation(connection: apsw.Connection, name: str) -> None:
     connection.create_collation(name, lambda one, two: (one > two) - (one < two))
 
 
-_WAITS, _WAIT_S = 8, 0.4  # what meets the heap limit gives back what it has
+_WAITS, _WAIT_S = 8, 0.4  # a query that meets the heap limit frees its memory
 _heap = threading.RLock()  # a limit may end wherever a thread happens to be
 _heap_limits: list[int] = []
 
@@ -126,7 +126,7 @@ def heap_limit(limit_bytes: int) -> Generator[None]:
 
 
 def with_memory(function: Callable[[], _T]) -> _T:
-    """Call what runs statements of our own; again while queries of models have all the memory."""
+    """Call a function that runs our own statements, again while models' queries hold all memory."""
     for _ in range(_WAITS):
         with suppress(apsw.NoMemError):
             return function()

@@ -21,7 +21,7 @@ from sqlenv.types import Result, RunQuery, Table, TimedOut, TooLarge
 LIMITS = {"max_steps", "max_rows", "max_bytes", "max_value_bytes", "now"}
 """Settings that can change a result."""
 VERSION = 1
-"""Of how queries run, beside settings and what `allowed` lists: another one runs them anew."""
+"""Of how queries run, apart from settings and the names in `allowed`: raise it to run them anew."""
 TRANSIENT = (TimedOut("wall"), TooLarge("memory"))
 """Results that a machine with less to do might not give."""
 _MEMORY_BYTES = 128_000_000

@@ -42,8 +42,8 @@ PROFILED_ROWS = 100_000  # rows of a table among which the most frequent values 
 class Column:
     """One column.
 
-    `type` is the declared one, `told_type` tables.json's; `primary_key` the place in the key, from
-    1; `span` the smallest and largest value of profiled numbers.
+    `type` is the declared one, `described_type` tables.json's; `primary_key` the place in the key,
+    from 1; `span` the smallest and largest value of profiled numbers.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Column:
     description: str = ""
     examples: tuple[Value, ...] = ()
     span: tuple[Value, Value] | None = None
-    told_type: str = ""
+    described_type: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +276,6 @@ def described_key(table: str, column: str) -> ColumnKey:
 def _describe(schema: DatabaseSchema, descriptions: Descriptions) -> DatabaseSchema:
     def described(table: str, column: Column) -> Column:
         told = descriptions.get(described_key(table, column.name), Described())
-        return replace(column, description=" ".join(told.text.split()), told_type=told.type)
+        return replace(column, description=" ".join(told.text.split()), described_type=told.type)
 
     return schema.replace_columns(described)

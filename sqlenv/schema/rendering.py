@@ -117,7 +117,7 @@ def _omnisql_table(schema: DatabaseSchema, table: TableSchema, write: WriteName)
         notes = [f"example: {list(column.examples)}"] if column.examples else []
         notes = [note for note in (_comment(column), *notes) if note]
         comment = f" -- {', '.join(notes)}" if notes else ""
-        kind = _one_line(column.told_type or column.type)
+        kind = _one_line(column.described_type or column.type)
         lines.append((f"    {write(column.name)} {kind}".rstrip(), comment))
     if table.primary_key:
         lines.append((f"    PRIMARY KEY ({_names(table.primary_key, write)})", ""))

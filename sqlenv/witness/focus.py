@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from sqlglot import exp
 
 from sqlenv.schema.reading import ColumnKey
-from sqlenv.sql.extraction import parse_copy
+from sqlenv.sql.extraction import parse_copy, sources
 from sqlenv.types import Value
 from sqlenv.witness.source import SourceDatabase
 
@@ -29,9 +29,9 @@ class Focus:
     Attributes:
         tables: Those it names. All names here are in lower case.
         constants: What it compares columns with, and the next numbers.
-        longer_texts: Texts that contain one of these.
+        longer_texts: Texts that contain one of its constants.
         links: Pairs of columns that it says to be equal.
-        divisors: Columns that it divides by, which are never 0 to whoever wrote it.
+        divisors: Columns that it divides by, to which no 0 is added.
         without_each: The query without each of its conditions, with TRUE in the place of one.
     """
 
@@ -57,7 +57,7 @@ def focus_of(sql: str, source: SourceDatabase) -> Focus | None:
     }
     fitting = {place: _fitting(found, values[place]) for place, found in constants.items()}
     return Focus(
-        tables=frozenset(table.name.lower() for table in tree.find_all(exp.Table)),
+        tables=frozenset(relation.table for relation in sources(sql)),
         constants=fitting,
         longer_texts={
             place: tuple(_containing(found, values[place])) for place, found in fitting.items()

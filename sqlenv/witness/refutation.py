@@ -1,5 +1,5 @@
-"""Whether predictions are right on all witnesses of their gold queries, and what people are shown
-of a witness that tells one from the gold query.
+"""Whether predictions are right on all witnesses of their gold queries, and what is shown of a
+witness that refutes one.
 """
 
 from __future__ import annotations

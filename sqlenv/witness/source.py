@@ -37,8 +37,8 @@ class SourceTable:
             after a key where a table has no other columns: they are its names.
         is_distinct: Whether there is no such set, and no row repeats as a whole.
         has_null: By column, whether the rows hold NULL.
-        beyond: By column, numbers that a condition which all rows meet may leave out: 0 where all
-            are above it, and the one above the largest; none of what has few numbers, as flags do.
+        beyond: By column, numbers beyond its own, at which a condition that all rows meet may fail:
+            the one above the largest, and 0 where all are above it; none of few, as of flags.
         rows: Some of the rows, from all over the table, the beginnings of long values; of an empty
             one such as its types allow.
     """

@@ -21,7 +21,7 @@ from sqlenv.witness.draw import draw_witnesses
 _log = logging.getLogger(__name__)
 
 VERSION = 14
-"""Of how witnesses are made: another one makes them anew."""
+"""Of how witnesses are made: raise it to make them anew."""
 _MODE_OF: Mapping[ExecutionMatch, MatchMode] = {
     "bird_ex": "set",
     "spider_ex": "test_suite",

@@ -216,7 +216,7 @@ def _build(source: SourceDatabase, tables: dict[str, TableRows]) -> apsw.Connect
     # As SQLite is by default, and as schemas and gold queries rely on: "text" is a text.
     connection.config(apsw.SQLITE_DBCONFIG_DQS_DDL, 1)
     connection.config(apsw.SQLITE_DBCONFIG_DQS_DML, 1)
-    # No context, which would roll back what SQLite has already where memory is lacking.
+    # No context manager: without memory it would roll back what SQLite has rolled back itself.
     connection.execute("BEGIN")
     for statement in source.statements:
         connection.execute(statement)
