@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -209,10 +209,12 @@ def settings_named(settings: type[BaseModel], name: str, *, section: str = "") -
 
 def _keys(kind: Any, path: str, given: Any = None) -> Iterator[str]:
     """Yield the keys of all settings below a type: of every member of a union, or of that of the
-    kind that is given.
+    kind that is given; of each item of a list that is given, or of a first one.
     """
-    for member in get_args(kind):
-        yield from _keys(member, path, given)
+    is_list = get_origin(kind) is tuple
+    for number, one in enumerate(given if isinstance(given, list) else [given]):
+        for member in get_args(kind):
+            yield from _keys(member, f"{path}{number}." if is_list else path, one)
     values = given if isinstance(given, dict) else {}
     fields = getattr(kind, "model_fields", {})
     own = get_args(fields["kind"].annotation) if "kind" in fields else ()
