@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from sqlenv.types import Example
 from tests.forked import Copy, copying
+from tests.worlds import one_example
 
 ROOT = Path(__file__).parents[1]
 # What is cached for all runs is not the user's here, and tests do not see that of others.
@@ -87,6 +89,12 @@ def copies(
     """Return what starts copies of a process that has imported the libraries."""
     with copying(tmp_path_factory.mktemp("copies"), environment) as start:
         yield start
+
+
+@pytest.fixture(scope="session")
+def example(tmp_path_factory: pytest.TempPathFactory) -> Example:
+    """A question whose answer is one of two rows."""
+    return one_example(tmp_path_factory.mktemp("databases"))
 
 
 @pytest.fixture(scope="session")

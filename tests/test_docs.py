@@ -8,7 +8,6 @@ import ast
 import os
 import re
 import shlex
-import sqlite3
 import subprocess
 import sys
 from collections import defaultdict
@@ -29,6 +28,7 @@ from sqlenv.config import ExecutorConfig
 from sqlenv.evaluators.comparators import COMPARATORS, Case, compare_cases
 from sqlenv.executor import Executor
 from sqlenv.types import Table
+from tests.worlds import PET, make_file
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -187,11 +187,8 @@ def test_examples_of_evaluators_are_judged_as_the_page_says(tmp_path):
     lines = lines[lines.index("| gold |") :].split("\n\n")[0].splitlines()
     rows = [[cell.strip().strip("`") for cell in line.split("|")[1:-1]] for line in lines]
     (_, _, *names), _, *rows = rows
-    path = tmp_path / "pet.sqlite"
-    with sqlite3.connect(path) as db:
-        db.execute("CREATE TABLE pet (name TEXT, age INT)")
-        pets = [("ann", 3), ("bob", 5), ("cid", 5), ("ann", 9)]
-        db.executemany("INSERT INTO pet VALUES (?, ?)", pets)
+    pets = "('ann', 3), ('bob', 5), ('cid', 5), ('ann', 9)"
+    path = make_file(tmp_path / "pet.sqlite", f"{PET} {pets}")
     columns = {"ex_f": fractional_accuracy, "ex_b": binary_accuracy, "csmr": csmr}
     assert rows
     with Executor(ExecutorConfig()) as executor:

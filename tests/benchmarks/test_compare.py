@@ -14,15 +14,8 @@ import yaml
 
 from benchmarks import compare
 from benchmarks.compare import pool, seeds_interval
-from launch.evaluation.answers import ModelFacts
-from launch.evaluation.results import (
-    QuestionVerdict,
-    Report,
-    ReportSettings,
-    paired_difference,
-    summarise,
-    write_result,
-)
+from launch.evaluation.results import Report, paired_difference, write_result
+from tests.launch.report_cases import summary, verdict
 
 Shown = Callable[..., dict[str, Any]]
 
@@ -31,16 +24,15 @@ def result_of(
     right: str, *, witness: float | None = None, asked: str = "?", golds: str = ""
 ) -> Report:
     """Judge questions, each of a database of its own: 1 is right."""
-    settings = ReportSettings("test", ModelFacts("m"), "greedy", golds=golds)
+    more = {} if witness is None else {"witness": witness}
     verdicts = [
-        QuestionVerdict(
-            *(f"q{n}", f"d{n}", "", asked, "SELECT 1", "SELECT 2"),
-            {**({} if witness is None else {"witness": witness}), "set": float(one)},
-            "ok" if one == "1" else "error",
+        verdict(
+            f"q{n}", db_id=f"d{n}", question=asked, scores=more | {"set": float(one)},
+            status="ok" if one == "1" else "error",
         )
         for n, one in enumerate(right)
-    ]
-    return summarise(settings, verdicts)
+    ]  # fmt: skip
+    return summary(*verdicts, golds=golds)
 
 
 def finish(folder: Path, *, seed: int, before: str = "0000", **places: str) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import sys
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from benchmarks import tricks
 from benchmarks.tricks import COLUMNS, TRICKS, play, read_questions
+from tests.worlds import make_file, spider, write
 
 PAGE = Path(__file__).parents[2] / "docs" / "rewards.md"
 GOLDS = (
@@ -26,17 +25,10 @@ GOLDS = (
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     made = tmp_path_factory.mktemp("spider")
-    file = made / "database" / "music" / "music.sqlite"
-    file.parent.mkdir(parents=True)
-    with closing(sqlite3.connect(file)) as connection:
-        connection.execute("CREATE TABLE singer (name TEXT, age INTEGER)")
-        connection.executemany(
-            "INSERT INTO singer VALUES (?, ?)", [("Ann", 10), ("Bo", 30), ("Cy", 40)]
-        )
-        connection.commit()
-    records = [{"db_id": "music", "question": "?", "query": gold} for gold in GOLDS]
-    (made / "dev.json").write_text(json.dumps(records))
-    return made
+    singers = "INSERT INTO singer VALUES ('Ann', 10), ('Bo', 30), ('Cy', 40)"
+    script = f"CREATE TABLE singer (name TEXT, age INTEGER); {singers}"
+    make_file(made / "database" / "music" / "music.sqlite", script)
+    return write(made / "dev.json", [spider(gold, "music") for gold in GOLDS]).parent
 
 
 PROGRESS, EXPO, PAVERL, ASTRA = "Progress-SQL", "EXPO-SQL", "PaVeRL-SQL", "SQL-ASTRA"

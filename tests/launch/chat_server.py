@@ -1,6 +1,7 @@
 """A small server that speaks OpenAI's chat completions, on 127.0.0.1, and fails as it is told."""
 
 import json
+import re
 import socket
 import threading
 import time
@@ -10,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests.worlds import ASKED
 
 Body = Mapping[str, Any]
 
@@ -33,6 +36,25 @@ def completion(
         usage = dict(zip(("prompt_tokens", "completion_tokens"), usage, strict=True))
     choice = {"message": {"content": content, **message}, "finish_reason": finish}
     return Failure(200, json.dumps({"choices": [choice], "usage": usage}))
+
+
+def knowing(*others: str) -> Callable[[Body, int], str]:
+    """Return what answers greedily with the gold query, else with that or another one, which may be
+    none; it judges that the gold query is the best candidate.
+    """
+
+    def answer(body: Body, earlier: int) -> str:
+        text = body["messages"][-1]["content"]
+        gold = next(gold for _, question, gold in ASKED if question in text)
+        if "scoring machine" in text:
+            queries = re.findall(r"SQL(\d+):\n```sql\n(.*?)\n```", text, re.DOTALL)
+            scores = "\n".join(f"SQL{n}: {0.9 if sql == gold else 0.2}" for n, sql in queries)
+            return f"<think>SQL1: 1</think>\n<scores>\n{scores}\n</scores>"
+        said = (gold, *others)
+        sql = said[body["seed"] % len(said)] if body.get("temperature") else gold
+        return f"<think>…</think><sql>{sql}</sql>" if sql else "I would rather not."
+
+    return answer
 
 
 @dataclass

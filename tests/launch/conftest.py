@@ -6,11 +6,12 @@ import fcntl
 import importlib
 import importlib.util
 import json
+import logging
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,12 @@ import pytest
 import yaml
 
 from launch import cli, options
+from launch import eval as evaluation
 from minirl.exchange import UserError
-from sqlenv.config import DemoConfig
-from sqlenv.demo import generate
-from sqlenv.types import Example
 from tests.forked import Copy
-from tests.worlds import make_file
+from tests.worlds import make_bird, make_database, make_downloads, make_set, make_spider, spider
 
-from .downloads import make_downloads
-from .small_sets import make_bird, make_spider
+from .chat_server import Chat
 
 ROOT = Path(__file__).parents[2]
 TINY: dict[str, Any] = yaml.safe_load((ROOT / "tests" / "data" / "tiny.yaml").read_text())
@@ -34,12 +32,6 @@ TINY: dict[str, Any] = yaml.safe_load((ROOT / "tests" / "data" / "tiny.yaml").re
 # Settings of the job of `place`: two of its six test questions have too long a prompt.
 FINISHED = ("data.demo.seed=4", "evaluation.max_prompt_tokens=186", "evaluation.samples=2")
 LEFT_OUT = 2
-
-TABLES = """
-CREATE TABLE emp (name TEXT, dept TEXT, sal INT);
-INSERT INTO emp VALUES ('ann','x',10), ('bob','x',20), ('cid','y',20), ('dee','y',30);
-"""
-OVER_20 = "SELECT name FROM singer WHERE age > 20"
 
 # What is looked for before a run.
 MODEL_FILES = {
@@ -112,16 +104,7 @@ def sglang_python() -> str:
 
 @pytest.fixture(scope="session")
 def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_file(tmp_path_factory.mktemp("db") / "emp.sqlite", TABLES)
-
-
-@pytest.fixture(scope="session")
-def singer(tmp_path_factory: pytest.TempPathFactory) -> Example:
-    """A question whose answer is one of two rows."""
-    script = "CREATE TABLE singer (name TEXT, age INTEGER); INSERT INTO singer VALUES"
-    path = tmp_path_factory.mktemp("music") / "music.sqlite"
-    make_file(path, f"{script} ('Ada', 19), ('Bo', 30)")
-    return Example("1", "Who is over 20?", "music", path, OVER_20)
+    return make_database(tmp_path_factory.mktemp("db"), "emp")
 
 
 @pytest.fixture(scope="session")
@@ -150,15 +133,49 @@ def downloads(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def spider(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def spider_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small Spider folder, which nobody changes."""
-    return make_spider(tmp_path_factory.mktemp("spider"))
+    return make_spider(tmp_path_factory.mktemp("served") / "spider_data")
 
 
 @pytest.fixture(scope="session")
-def bird(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bird_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same questions as a BIRD folder."""
     return make_bird(tmp_path_factory.mktemp("bird"))
+
+
+@pytest.fixture(scope="session")
+def served(spider_root: Path) -> Path:
+    """The folder that this one is in, with a job of its five questions, and one of thirty others
+    that asks for a fence; nobody changes them.
+    """
+    folder = spider_root.parent
+    endpoint = {"parallel": 4, "retries": 2, "timeout_s": 20, "max_tokens": 99}
+    judged = {"attempts": 12, "judgements": 4, "judge_retries": 1}
+    every = {**TINY["evaluation"], "questions": None}
+    write_job(folder / "five.yaml", spider_root, evaluation=every, endpoint=endpoint | judged)
+    thirty = [spider(f"SELECT {n}", "pets", question=f"Number {n}?") for n in range(30)]
+    make_set(folder / "many" / "dev.json", folder / "many" / "database", thirty)
+    write_job(
+        folder / "thirty.yaml", folder / "many",
+        env={"kind": "single_turn", "wrapping": "fence"},
+        reward={"kind": "one_shot"},
+        evaluation={"wrapping": "fence"},
+        endpoint=endpoint | {"parallel": 8, "retries": 0},
+    )  # fmt: skip
+    return folder
+
+
+@pytest.fixture
+def evaluate(served: Path, caplog) -> Callable[..., dict[str, Any]]:
+    """Return `evaluate(out, chat, *words, job=name)`: the sheet of an endpoint's evaluation."""
+    caplog.set_level(logging.INFO)
+
+    def run(out: Path, chat: Chat, *more: str, job: str = "five") -> dict[str, Any]:
+        evaluation.main(asking(served, out, chat, *more, job=job))
+        return loaded(out)
+
+    return run
 
 
 @pytest.fixture
@@ -196,12 +213,6 @@ def loaded(out: Path) -> dict[str, Any]:
     """Read a folder of results: the summary, and its questions."""
     summary = json.loads((out / "verdicts.json").read_text(encoding="utf-8"))
     return summary | {"questions": json_lines(out / "predictions.jsonl")}
-
-
-def write_lines(path: Path, records: Iterable[Any]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(one) + "\n" for one in records), encoding="utf-8")
-    return path
 
 
 def look_like_a_model(folder: Path, *, but: str = "") -> None:
@@ -257,10 +268,11 @@ def check_mistakes(told: Sequence[tuple[int, str, str]], keys: Sequence[str]) ->
         assert key in line
 
 
-def verbal_folder(folder: Path, verbal: dict[str, Any], *, questions: int) -> Path:
-    """Fill a folder with data, and `verbal.yaml` that asks some questions of it."""
-    one = {"train_databases": 1, "validation_databases": 1, "test_databases": 1}
-    generate(folder / "data", DemoConfig(**one, questions_per_database=12))
-    evaluation = {**TINY["evaluation"], "questions": questions}
-    write_job(folder / "verbal.yaml", folder / "data", evaluation=evaluation, endpoint=verbal)
-    return folder
+def asking(served: Path, out: Path, chat: Chat, *more: str, job: str = "five") -> list[str]:
+    """Give the arguments of an evaluation of an endpoint, with a job or without."""
+    data = "validation" if job == "thirty" else "spider-dev"
+    settings = ["--cfg", str(served / f"{job}.yaml")]
+    if not job:
+        settings = ["--data-root", str(served / "spider_data")]
+    named = ["--endpoint", chat.url, "--model", "m/one", "--data", data, "--out", str(out)]
+    return [*settings, *named, *more]

@@ -30,7 +30,7 @@ from launch.reporting.runs import outcome
 from tests.vectors import read
 from tests.worlds import write
 
-from .conftest import json_lines, write_lines
+from .conftest import json_lines
 
 TAGS = ("WHERE_ERROR", "SELECT_ERROR", "JOIN_MISSING", "GROUP_BY_ERROR")
 LEVELS = ("easy", "medium", "hard")
@@ -176,7 +176,7 @@ def answers(folder: Path, rights: Sequence[bool], *, rng: Random, samples: int =
         asked |= {"sql": said["sql"], "scores": {"set": float(right)}, "gold_status": "ok"}
         asked |= {"status": said["result"]["status"], "clauses": ("WHERE", "ORDER BY")}
         verdicts.append(QuestionVerdict(**asked))
-    write_lines(folder / "trajectories.jsonl", lines)
+    write(folder / "trajectories.jsonl", lines)
     write_result(folder, summary(*verdicts))
     if samples:
         counts = (samples // 2 + (1 if right else -1) for right in rights)
@@ -231,8 +231,8 @@ def make_run(
         if step == 1 or step % 4 == 0:
             places = range(step * groups, (step + 1) * groups)
             sampled += [group(n, step, rng=rng, share=share) for n in places]
-    write_lines(folder / "trajectories.jsonl", sampled)
-    write_lines(folder / "metrics.jsonl", numbers)
+    write(folder / "trajectories.jsonl", sampled)
+    write(folder / "metrics.jsonl", numbers)
     told = {"questions": questions, "rule": "set", **outcome(reports)}
     write(folder / "result.json", told | {"seed": seed, "accelerator": "cpu", "seconds": 432.1})
     settings = {
@@ -259,16 +259,16 @@ def make_hostile(folder: Path) -> Path:
         lines = json_lines(folder / name)
         for text, line in zip((ALL, *HOSTILE[1:]), lines[1:], strict=False):
             spoil(line, text, name)
-        write_lines(folder / name, lines)
+        write(folder / name, lines)
     for name in ("before", "after"):
         path = folder / name / "predictions.jsonl"
         lines = json_lines(path)
         for number, (text, line) in enumerate(zip((ALL, *HOSTILE[1:]), lines, strict=True)):
             line |= dict.fromkeys(("db_id", "difficulty", "question", "gold_sql", "sql"), text)
             line["id"] = f"{number} {text[:200]}"
-        write_lines(path, lines)
+        write(path, lines)
     [numbers] = json_lines(folder / "metrics.jsonl")
-    write_lines(folder / "metrics.jsonl", [numbers | dict.fromkeys(HOSTILE, 1.0)])
+    write(folder / "metrics.jsonl", [numbers | dict.fromkeys(HOSTILE, 1.0)])
     settings = {"seed": 0, "run": {"name": HOSTILE[0]}, HOSTILE[1]: HOSTILE[2], "train": {}}
     (folder / "config.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
     (folder / "versions.json").write_text(json.dumps({HOSTILE[0]: HOSTILE[1]}))

@@ -21,8 +21,9 @@ from sqlenv.config import AgenticConfig, ExecutorConfig
 from sqlenv.envs.agentic import Agentic
 from sqlenv.executor import Executor
 from tests.minirl.test_rollout import Script
+from tests.worlds import OVER_20
 
-from .conftest import OVER_20, json_lines, loaded, succeed
+from .conftest import json_lines, loaded, succeed
 
 CONFIG = AgenticConfig(calls=2)
 REPLIES = (
@@ -99,9 +100,9 @@ def evaluator(tokenizer: ChatTokenizer, env: Agentic, decode: Decode, *settings:
     return sampling.Evaluator(model, tokenizer, env, LIMITS, decode, job, max_turns=3)
 
 
-def test_an_evaluation_tells_the_turns_of_each_answer(tokenizer, singer, env, script, tmp_path):
+def test_an_evaluation_tells_the_turns_of_each_answer(tokenizer, example, env, script, tmp_path):
     """SQL-ASTRA, table 3 and figure 5: a turn is a call; an answer without any is one too."""
-    asked = [replace(singer, id=str(number)) for number in range(4)]
+    asked = [replace(example, id=str(number)) for number in range(4)]
     cache = AnswerFile(tmp_path)
     asks = evaluator(tokenizer, env, GREEDY)
     found = asks.answers(asked, cache, lambda *_: None, stops=True)
@@ -115,13 +116,13 @@ def test_an_evaluation_tells_the_turns_of_each_answer(tokenizer, singer, env, sc
     script.requests.clear()
     assert asks.answers(asked, cache, lambda *_: None, stops=True) == found
     assert len(script.drawn) == 1
-    (sampled,) = evaluator(tokenizer, env, Decode(2, 0.8, top_p=0.95)).sample([singer], first=0)
+    (sampled,) = evaluator(tokenizer, env, Decode(2, 0.8, top_p=0.95)).sample([example], first=0)
     assert sampled.turns == (2, 1)
     assert len(sampled.queries) == 2
 
 
 def test_an_environment_that_fails_ends_a_validation_after_which_the_run_is_saved(
-    tokenizer, singer, env, script, monkeypatch
+    tokenizer, example, env, script, monkeypatch
 ):
     for error, words in (
         (sqlite3.OperationalError("database is locked"), "an environment has .*locked"),
@@ -133,18 +134,18 @@ def test_an_environment_that_fails_ends_a_validation_after_which_the_run_is_save
 
         monkeypatch.setattr(env, "step", step)
         with pytest.raises(LostError, match=words):
-            evaluator(tokenizer, env, GREEDY).accuracy([singer])
+            evaluator(tokenizer, env, GREEDY).accuracy([example])
 
 
-def test_validations_are_sampled_as_the_settings_say(tokenizer, singer, env, script):
+def test_validations_are_sampled_as_the_settings_say(tokenizer, example, env, script):
     """SQL-ASTRA, table 2: temperature 0.6, top-p 0.95. What is reported is greedy all the same."""
     drawn = ("evaluation.validation_temperature=0.6", "evaluation.top_p=0.95")
     asks = evaluator(tokenizer, env, GREEDY, *drawn)
-    assert asks.accuracy([singer]) == 1
+    assert asks.accuracy([example]) == 1
     assert script.requests[0].episode == sampling.FIRST_EPISODE
     assert script.drawn == {(0.6, 0.95)}
     script.requests.clear()
-    asks.sample([singer], first=0)
+    asks.sample([example], first=0)
     assert script.requests[0].episode == sampling.FIRST_EPISODE
     assert script.drawn == {(0.0, 1.0)}
 

@@ -18,11 +18,9 @@ from safetensors.numpy import load_file, save_file
 from launch import cli, train
 from launch.config import TinyConfig, load_config
 from launch.tiny import make_tiny
-from sqlenv.config import DemoConfig
-from sqlenv.demo import generate
+from tests.worlds import GOLDS, make_bird, make_demo, make_spider, write
 
 from .conftest import MANY, MODEL_FILES, check_mistakes, look_like_a_model, told_by
-from .small_sets import make_bird, make_spider, write_golds
 
 ROOT = "data.demo=null", "data.root=data"
 
@@ -31,14 +29,13 @@ ROOT = "data.demo=null", "data.root=data"
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A working folder with data, a folder of somebody's, and a broken config."""
     place = tmp_path_factory.mktemp("place")
-    one = {"train_databases": 1, "validation_databases": 1, "test_databases": 1}
-    generate(place / "data", DemoConfig(**one, questions_per_database=5))
+    make_demo(place / "data", 5)
     (place / "broken.yaml").write_text("train: [1\n")
     (place / "alien").mkdir()
     (place / "alien" / "thesis.txt").write_text("years of work")
     (place / "file").write_text("")
     make_bird(place / "bird")
-    write_golds(make_spider(place / "spider") / "p.sql")
+    write(make_spider(place / "spider") / "p.sql", GOLDS)
     return place
 
 

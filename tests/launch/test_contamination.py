@@ -12,7 +12,7 @@ from launch.config import JobConfig, dump, load_config
 from launch.data.preflight import check_questions
 from sqlenv.data.layouts import TEST_SETS, set_name
 from tests.vectors import read
-from tests.worlds import write
+from tests.worlds import edit, write
 
 from .conftest import mistake
 
@@ -24,12 +24,6 @@ def job(root: Path, *overrides: str) -> JobConfig:
 
 def message(root: Path, *overrides: str) -> str:
     return mistake(check_questions, job(root, *overrides))
-
-
-def edit(path: Path, number: int, **changes: str) -> None:
-    records = json.loads(path.read_text())
-    records[number] |= changes
-    write(path, records)
 
 
 # The configs.

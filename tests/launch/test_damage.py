@@ -12,8 +12,7 @@ import pytest
 
 from launch import eval as evaluating
 from launch import score
-
-from .small_sets import GOLDS, make_spider, write_golds
+from tests.worlds import GOLDS, edit, make_spider, write
 
 DATABASE = Path("database", "pets", "pets.sqlite")
 
@@ -21,7 +20,7 @@ DATABASE = Path("database", "pets", "pets.sqlite")
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A Spider folder with right predictions."""
-    return write_golds(make_spider(tmp_path / "spider_data") / "p.sql").parent
+    return write(make_spider(tmp_path / "spider_data") / "p.sql", GOLDS).parent
 
 
 def arguments(root: Path) -> list[str]:
@@ -43,12 +42,6 @@ def beside(path: Path, ending: str, content: bytes = b"\x37\x7f\x06\x82") -> Non
     path.with_name(path.name + ending).write_bytes(content)
 
 
-def replace(path: Path, old: str, new: str) -> None:
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new, 1))
-
-
 # What breaks the folder, and what the line has to name. Whatever else may be wrong with a database
 # or a question file: tests/sqlenv/test_executor.py and test_damage.py.
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -60,9 +53,9 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "another suite": (lambda r: shutil.rmtree(r / "test_suite_database" / "pets"), "pets"),
     "no root": (shutil.rmtree, "spider_data"),
     "UTF-16": (lambda r: (r / "dev.json").write_bytes("[{}]".encode("utf-16")), "dev.json: "),
-    "blank gold": (lambda r: replace(r / "dev.json", GOLDS[2], " "), "dev/2"),
+    "blank gold": (lambda r: edit(r / "dev.json", 2, query=" "), "dev/2"),
     "prediction of another": (
-        lambda r: replace(r / "p.sql", GOLDS[3], f"{GOLDS[3]}\tpets"), "p.sql:4: "
+        lambda r: write(r / "p.sql", [*GOLDS[:3], f"{GOLDS[3]}\tpets", GOLDS[4]]), "p.sql:4: "
     ),
     "Latin-1": (lambda r: (r / "p.sql").write_bytes(b"SELECT '\xc4'\n"), "p.sql: "),
     "no predictions": (lambda r: (r / "p.sql").unlink(), "p.sql: "),
@@ -101,7 +94,7 @@ def test_what_official_programs_read_is_judged(root, ended, change):
 def test_a_folder_whose_name_is_not_utf8(tmp_path, command):
     """Also to a standard output that takes text alone, which is that of a process."""
     folder = tmp_path / os.fsdecode(b"n\xe4\xff") / "spider_data"
-    root = write_golds(make_spider(folder) / "p.sql").parent
+    root = write(make_spider(folder) / "p.sql", GOLDS).parent
     done = command("launch.eval", *arguments(root), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     sheet = json.loads((root.parent / "out" / "o.json").read_text())
@@ -126,8 +119,7 @@ def test_a_text_of_megabytes_is_refused_before_anything_reads_it(root, ended, te
     record = json.loads(out)
     assert (status, record["status"]) == (0, "too_large")
     assert record["seconds"] < 1
-    path = root / "p.jsonl"
-    path.write_text("".join(json.dumps({"pred": sql}) + "\n" for sql in [text, *GOLDS[1:]]))
+    path = write(root / "p.jsonl", [{"pred": sql} for sql in [text, *GOLDS[1:]]])
     words = ["--predictions", str(path), *arguments(root)[2:], "--timeout-s", "1"]
     assert ended(evaluating.main, *words)[0] == 0
     sheet = json.loads((root.parent / "out" / "o.json").read_text())

@@ -18,8 +18,7 @@ from sqlenv.executor import Executor
 from sqlenv.sql.answers import answer_of
 from sqlenv.types import Episode, Example, Observation
 from tests.vectors import read
-
-from .conftest import OVER_20 as RIGHT
+from tests.worlds import OVER_20 as RIGHT
 
 WRONG = "SELECT name FROM singer WHERE age < 20"
 ANSWER, MISTAKE = (f"<think> singer </think> <sql> {sql} </sql>" for sql in (RIGHT, WRONG))
@@ -89,8 +88,8 @@ def transcript(example, *, agent=AGENT, brief=False, mistake_share=0.0, repair_s
     return found
 
 
-def test_a_transcript_calls_sees_the_rows_and_answers(singer):
-    found = transcript(singer)
+def test_a_transcript_calls_sees_the_rows_and_answers(example):
+    found = transcript(example)
     question, response = found.observations
     assert question == (Message("user", "Who is over 20?"),)
     assert response == (Message("user", "<tool_response>\n[['Bo']]\n</tool_response>"),)
@@ -103,15 +102,15 @@ def test_a_transcript_calls_sees_the_rows_and_answers(singer):
     assert (found.learnt, found.learn_responses) == (2, False)
 
 
-def test_a_long_transcript_mends_its_first_call(singer):
-    found = transcript(singer, repair_share=1.0)
+def test_a_long_transcript_mends_its_first_call(example):
+    found = transcript(example, repair_share=1.0)
     queries = [read_call(answer_of(reply, "fence"), AGENT) for reply in found.replies[:-1]]
     assert queries == [Call(WRONG, is_final=False), Call(RIGHT, is_final=False)]
     rows = [message[0].content.split("\n")[1] for message in found.observations[1:]]
     assert rows == ["[['Ada']]", "[['Bo']]"]
     # The call with the mistake is not learnt; a transcript with one answers with it.
     assert (found.replies[-1], found.learnt) == (f"```sql\n{RIGHT}\n```", 2)
-    assert transcript(singer, mistake_share=1.0).replies[-1] == f"```sql\n{WRONG}\n```"
+    assert transcript(example, mistake_share=1.0).replies[-1] == f"```sql\n{WRONG}\n```"
 
 
 # What every config's prompt asks for, and what its environment reads of a demonstration.
@@ -120,12 +119,12 @@ FORMS = read("demonstrations")
 
 
 @pytest.mark.parametrize("name", packaged())
-def test_a_demonstration_is_what_the_prompt_asks_for(name, singer):
+def test_a_demonstration_is_what_the_prompt_asks_for(name, example):
     config = load_config(name, [])
     form = ReplyFormat.of(config)
     replies = (form.answer(RIGHT),)
     if form.agent is not None:
-        replies = (form.call(RIGHT, singer), form.last(RIGHT))
+        replies = (form.call(RIGHT, example), form.last(RIGHT))
     assert [*replies] == FORMS[name]
     with Executor(ExecutorConfig()) as executor:
         env = build_environment(
@@ -134,14 +133,14 @@ def test_a_demonstration_is_what_the_prompt_asks_for(name, singer):
             first_prompt=lambda e: (Message("user", e.question),),
             feedback=lambda *_: ((), ""),
         )
-        episode, asked = env.reset(singer)
+        episode, asked = env.reset(example)
         for reply in replies:
             assert asked is not None
             episode, asked = env.step(episode, reply)
     assert asked is None
     assert [attempt.sql for attempt in episode.attempts] == [RIGHT] * len(replies)
     assert all(attempt.correct for attempt in episode.attempts)
-    prompt = Prompts(config.prompt, config.env).training(singer)
+    prompt = Prompts(config.prompt, config.env).training(example)
     shown = "\n".join(message.content for message in prompt)
     assert replies[0].split()[0] in shown or form.brief
 
@@ -160,9 +159,9 @@ def test_own_answers_keep_the_reasoning_that_the_prompt_asks_for():
         assert own_reply(OwnAnswer(RIGHT, reply, turn), form) == ""
 
 
-def test_transcripts_follow_the_names_and_limits_of_the_environment(singer):
+def test_transcripts_follow_the_names_and_limits_of_the_environment(example):
     config = AgenticConfig(calls=1, tool="execute_sql", finish_tool="finish")
-    found = transcript(singer, agent=config, brief=True, repair_share=1.0)
+    found = transcript(example, agent=config, brief=True, repair_share=1.0)
     # One call alone leaves no room for a mistake.
     calls = [read_call(answer_of(reply, "fence"), config) for reply in found.replies]
     assert calls == [Call(RIGHT, is_final=False), Call(RIGHT, is_final=True)]

@@ -14,10 +14,9 @@ from launch.config import load_config
 from minirl.exchange import UserError
 from sqlenv.demo import generate
 from sqlenv.executor import Executor
-from tests.worlds import make_file
+from tests.worlds import GOLDS, edit, make_bird, make_spider, spider, write
 
-from .conftest import json_lines, loaded, mistake, write_lines
-from .small_sets import GOLDS, make_bird, make_spider
+from .conftest import json_lines, loaded, mistake
 
 # Right; right as a bag; wrong on the suite alone (two oldest); an error; empty as the gold is.
 MIXED = [
@@ -27,14 +26,18 @@ MIXED = [
     "SELECT count(x) FROM item",
     "SELECT name FROM item WHERE 1 = 0",
 ]
+COMPARATORS = ["spider_ex", "spider_ts", "bird_ex", "set", "ex_f", "csmr", "witness"]
 
 
 @pytest.fixture
-def evaluate(spider, tmp_path) -> Callable[..., dict[str, Any]]:
+def evaluate(spider_root, tmp_path) -> Callable[..., dict[str, Any]]:
     """Return `evaluate(predictions, *words)`: the sheet of a file, or of lines that make one."""
 
     def run(
-        predictions: Path | list[str], *more: str, root: Path = spider, data: str = "spider-dev"
+        predictions: Path | list[str],
+        *more: str,
+        root: Path = spider_root,
+        data: str = "spider-dev",
     ) -> dict[str, Any]:
         out = tmp_path / "o.json"
         if isinstance(predictions, list):
@@ -51,19 +54,25 @@ def verdicts(sheet: dict, measure: str) -> list[float]:
     return [question["scores"][measure] for question in sheet["questions"]]
 
 
-def write(path: Path, lines: list[str]) -> Path:
-    path.write_text("".join(f"{line}\n" for line in lines))
-    return path
+@pytest.fixture(scope="module")
+def mixed(spider_root, tmp_path_factory) -> Path:
+    """Results of mixed predictions under every comparator."""
+    folder = tmp_path_factory.mktemp("mixed")
+    words = ["--predictions", str(write(folder / "p.sql", MIXED)), "--data-root", str(spider_root)]
+    words += ["--comparators", ",".join(COMPARATORS), "--out", str(folder / "out")]
+    command.main([*words, "--data", "spider-dev"])
+    return folder / "out"
 
 
-def test_every_question_has_a_verdict_under_every_comparator(evaluate, tmp_path, capsys):
-    names = "spider_ex,spider_ts,bird_ex,set,ex_f,csmr"
-    sheet = evaluate(MIXED, "--comparators", names)
-    assert list(sheet["measures"]) == names.split(",")
+def test_every_question_has_a_verdict_under_every_comparator(mixed):
+    sheet = loaded(mixed)
+    assert [*sheet["measures"]] == COMPARATORS
     assert verdicts(sheet, "spider_ex") == [1, 0, 1, 0, 1]
     assert verdicts(sheet, "spider_ts") == [1, 0, 0, 0, 1]
     assert verdicts(sheet, "bird_ex") == verdicts(sheet, "set") == [1, 1, 1, 0, 1]
     assert verdicts(sheet, "ex_f")[3:] == [0, 1]
+    # Of one something costs 0, as in no file of the suite; in one the oldest is of another age.
+    assert verdicts(sheet, "witness") == [1, 0, 0, 0, 0]
     assert [question["status"] for question in sheet["questions"]].count("error") == 1
     assert [question["sql"] for question in sheet["questions"]] == MIXED
     assert sheet["measures"]["spider_ex"]["mean"] == 0.6
@@ -86,26 +95,12 @@ def test_every_question_has_a_verdict_under_every_comparator(evaluate, tmp_path,
         "SELECT": 0.4, "JOIN": 0, "WHERE": 0.4, "GROUP": 0.2, "average": 0.25, "unparsed": 0,
     }  # fmt: skip
     assert sheet["late"] == []
-    printed = capsys.readouterr().out
-    assert "60.00" in printed
-    assert "mismatch" not in printed  # that is a part, behind --by tag
-    assert str(tmp_path / "o.json") in printed.replace("\n", "")
-
-
-def test_witnesses_are_asked_on_request(evaluate):
-    """In one something costs 0, in no file of the suite; in one the oldest is of another age."""
-    sheet = evaluate(MIXED, "--comparators", "spider_ts,witness")
-    assert verdicts(sheet, "spider_ts") == [1, 0, 0, 0, 1]
-    assert verdicts(sheet, "witness") == [1, 0, 0, 0, 0]
-    first = evaluate(MIXED, "--comparators", "witness,spider_ex")
-    assert verdicts(first, "witness") == [1, 0, 0, 0, 0]
 
 
 def test_no_query_is_wrong_on_witnesses_also_where_the_gold_result_is_empty(evaluate, tmp_path):
     root = make_spider(tmp_path / "spider")
-    always_empty = {"db_id": "pets", "question": "Who?", "query": "SELECT name FROM pet LIMIT 0"}
-    (root / "dev.json").write_text(json.dumps([always_empty]))
-    path = write(tmp_path / "answers.jsonl", [json.dumps({"id": "spider/dev/0", "sql": ""})])
+    write(root / "dev.json", [spider("SELECT name FROM pet LIMIT 0", "pets")])
+    path = write(tmp_path / "answers.jsonl", [{"id": "spider/dev/0", "sql": ""}])
     sheet = evaluate(path, "--comparators", "spider_ex,witness", root=root)
     assert verdicts(sheet, "witness") == verdicts(sheet, "spider_ex") == [0]
 
@@ -120,7 +115,7 @@ def test_whole_replies_are_read_and_tagged_and_what_holds_no_query_stays(
         "I do not know",
         f"<think>{GOLDS[4]}</think> I give up",
     ]
-    sheet = evaluate(write_lines(tmp_path / "replies.jsonl", ({"pred": one} for one in replies)))
+    sheet = evaluate(write(tmp_path / "replies.jsonl", [{"pred": one} for one in replies]))
     queries = [question["sql"] for question in sheet["questions"]]
     assert queries == [*GOLDS[:3], "I do not know", ""]
     assert verdicts(sheet, "spider_ex") == [1, 1, 1, 0, 0]
@@ -141,9 +136,8 @@ def test_whole_replies_are_read_and_tagged_and_what_holds_no_query_stays(
 def test_a_gold_fails_where_the_text_that_the_program_runs_does(evaluate, tmp_path, caplog):
     """Spider's program joins `> =`; SQLite knows no such operator, and BIRD's asks SQLite."""
     root = make_spider(tmp_path / "spider")
-    data = root / "dev.json"
     odd = "SELECT name FROM pet WHERE age > = 9"
-    data.write_text(data.read_text().replace(GOLDS[2], odd))
+    edit(root / "dev.json", 2, query=odd)
     golds = [*GOLDS[:2], odd, *GOLDS[3:]]
     sheet = evaluate(golds, "--comparators", "spider_ex,bird_ex", root=root)
     assert verdicts(sheet, "spider_ex") == [1] * 5
@@ -158,51 +152,28 @@ def test_a_gold_fails_where_the_text_that_the_program_runs_does(evaluate, tmp_pa
     assert sheet["failing_golds"] == ["spider/dev/2"]
 
 
-def test_spider_2_has_columns_matched_too(evaluate, tmp_path):
+def test_spider_2_has_columns_matched_too(evaluate, downloads):
     """PaVeRL-SQL, tables II and IV: EX_f and EX_b beside EX on Spider 2's SQLite questions."""
-    root = tmp_path / "spider2"
-    make_file(root / "databases/sky/sky.sqlite", "CREATE TABLE star (name TEXT)")
-    texts = ("Which stars?", "How bright?", "Where?")
-    asked = [
-        {"instance_id": f"local00{n}", "db_id": "sky", "question": text, "external_knowledge": None}
-        for n, text in enumerate(texts)
-    ]
-    (root / "test.json").write_text(json.dumps(asked))
-    gold = root / "evaluation_suite/gold"
-    (gold / "exec_result").mkdir(parents=True)
-    # The program looks at the first column of question 1 alone; question 2 has two golds.
-    chosen = {"condition_cols": [0], "ignore_order": True}, {"condition_cols": [0]}, {}
-    write_lines(
-        gold / "spider2lite_eval.jsonl",
-        ({"instance_id": f"local00{n}", **one} for n, one in enumerate(chosen)),
-    )
-    results = {"local000": "a,b\n1,x\n2,\n", "local001": "a,b\n1,x\n", "local002_a": "a\n7\n"}
-    results["local002_b"] = "a,b\n0.33333,None\n"
-    for name, text in results.items():
-        (gold / "exec_result" / f"{name}.csv").write_text(text)
     queries = [
         "SELECT '2' AS n, NULL AS t UNION ALL SELECT 1, 'x'",  # order and types are the file's
         "SELECT 1",
         "SELECT 0.3333, NULL, 1, 2, 3, 4, 5",  # all columns, and five more
     ]
+    own = {"root": downloads, "data": "spider2-local"}
     names = "spider2_local,ex_f,ex_b,ex_f_code,csmr"
-    sheet = evaluate(queries, "--comparators", names, root=root, data="spider2-local")
+    sheet = evaluate(queries, "--comparators", names, **own)
     assert verdicts(sheet, "spider2_local") == [1, 1, 1]
     assert verdicts(sheet, "ex_f") == [1, 0.5, 1]
     assert verdicts(sheet, "ex_b") == [1, 0, 0]
     assert verdicts(sheet, "ex_f_code") == [1, 0.5, 1]
     assert verdicts(sheet, "csmr") == pytest.approx([1, 0.8 / 2, 0.8 / 14])
-    own = {"root": root, "data": "spider2-local"}
     assert "ex_f" in mistake(evaluate, queries, "--comparators", "set", **own)
 
 
 def test_questions_and_predictions_may_be_in_another_dialect(evaluate, tmp_path):
     root = make_bird(tmp_path / "bird")
-    records = json.loads((root / "dev.json").read_text())
-    golds = {0: "SELECT name FROM pet WHERE name ILIKE '%'"}
-    asked = [{**one, "SQL": golds.get(n, one["SQL"])} for n, one in enumerate(records)]
-    (root / "dev.json").write_text(json.dumps(asked))
-    said = [golds[0], *GOLDS[1:]]
+    said = ["SELECT name FROM pet WHERE name ILIKE '%'", *GOLDS[1:]]
+    edit(root / "dev.json", 0, SQL=said[0])
     sheet = evaluate(said, "--dialect", "postgresql", root=root, data="bird-dev")
     assert verdicts(sheet, "bird_ex") == [1] * 5
     sheet = evaluate(said, root=root, data="bird-dev")
@@ -210,25 +181,26 @@ def test_questions_and_predictions_may_be_in_another_dialect(evaluate, tmp_path)
 
 
 def test_corrected_golds_are_a_second_evaluation_that_is_compared(
-    evaluate, bird, tmp_path, capsys, caplog
+    evaluate, bird_root, tmp_path, capsys, caplog
 ):
     fixed = [
         {"question_id": 1, "db_id": "pets", "SQL": "SELECT age FROM pet WHERE age > 3"},
         {"question_id": 4, "db_id": "shop", "gold_sql": GOLDS[4], "alternatives": ["SELECT 'pen'"]},
     ]
-    corrections = tmp_path / "fixed.json"
-    corrections.write_text(json.dumps(fixed))
+    corrections = write(tmp_path / "fixed.json", fixed)
     answers = [GOLDS[0], "SELECT age FROM pet WHERE age > 3", *GOLDS[2:4], "SELECT 'pen'"]
     own = f"data.test.sources.0.corrections={corrections}"
     published, corrected = (
-        evaluate(answers, "--out", str(tmp_path / name), *more, root=bird, data="bird-dev")
+        evaluate(answers, "--out", str(tmp_path / name), *more, root=bird_root, data="bird-dev")
         for name, more in (("published", ()), ("corrected", (own,)))
     )
     assert verdicts(published, "bird_ex") == [1, 0, 1, 1, 0]
     assert [*published["parts"]["difficulty"]] == ["simple", "moderate", "challenging"]
     assert verdicts(corrected, "bird_ex") == [1] * 5
     with pytest.raises(UserError, match=r"holds results of other .*corrections is '' there"):
-        evaluate(answers, "--out", str(tmp_path / "published"), own, root=bird, data="bird-dev")
+        evaluate(
+            answers, "--out", str(tmp_path / "published"), own, root=bird_root, data="bird-dev"
+        )
     paths = [f"{name}={tmp_path / name}" for name in ("corrected", "published")]
     report.main([paths[0], "--against", paths[1], "--out", str(tmp_path / "page.html")])
     assert "+40.0" in " ".join(capsys.readouterr().out.split())
@@ -236,11 +208,11 @@ def test_corrected_golds_are_a_second_evaluation_that_is_compared(
 
 
 def test_a_result_is_on_standard_output_or_in_a_folder_of_one_name(
-    spider, tmp_path, monkeypatch, capsys
+    spider_root, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
     words = ["--predictions", str(write(tmp_path / "p.sql", MIXED)), "--data", "spider-dev"]
-    words += ["--data-root", str(spider)]
+    words += ["--data-root", str(spider_root)]
     command.main([*words, "--json=-"])
     assert len(json.loads(capsys.readouterr().out)["questions"]) == len(MIXED)
     assert not Path("evals").exists()
@@ -265,11 +237,15 @@ def test_demo_data_of_a_result_that_is_one_file_is_not_left_in_the_working_folde
 
 
 def test_a_folder_has_the_answers_of_one_file_by_the_measures_of_the_last_command(
-    evaluate, tmp_path
+    evaluate, tmp_path, capsys
 ):
     """It is a file of predictions too, and refused where it is cut off."""
     out = tmp_path / "out"
     first = evaluate(MIXED, "--out", str(out))
+    printed = capsys.readouterr().out
+    assert "60.00" in printed
+    assert "mismatch" not in printed  # that is a part, behind --by tag
+    assert str(tmp_path / "o.json") in printed.replace("\n", "")
     (tmp_path / "o.json").unlink()
     other = write(tmp_path / "other.sql", MIXED[::-1])
     for given, key in (([other], "predictions is"), ([MIXED, "--limit", "2"], "limit is None")):
@@ -289,14 +265,14 @@ def test_a_folder_has_the_answers_of_one_file_by_the_measures_of_the_last_comman
 def test_half_a_character_in_a_prediction_is_no_query(evaluate, tmp_path):
     """JSON can spell it, and no file of text can hold it: this ended after all was judged."""
     lines = [{"pred": sql} for sql in ("SELECT '\ud800'", *GOLDS[1:])]
-    path = write_lines(tmp_path / "p.jsonl", lines)
+    path = write(tmp_path / "p.jsonl", lines)
     sheet = evaluate(path, "--official", "--out", str(tmp_path / "out"))
     assert verdicts(sheet, "spider_ex") == [0, 1, 1, 1, 1]
     texts = (tmp_path / "out" / "predictions.sql").read_text().splitlines()
     assert texts == ["SELECT", *GOLDS[1:]]
 
 
-def test_what_verdicts_were_found_by_runs_once_and_is_recorded(evaluate, tmp_path, monkeypatch):
+def test_what_verdicts_are_found_by_runs_once(evaluate, tmp_path, monkeypatch):
     ran, execute = Counter[tuple[Path, str]](), Executor.execute
 
     def counted(executor, database, sql, **more):
@@ -304,17 +280,21 @@ def test_what_verdicts_were_found_by_runs_once_and_is_recorded(evaluate, tmp_pat
         return execute(executor, database, sql, **more)
 
     monkeypatch.setattr(Executor, "execute", counted)
-    out = tmp_path / "out"
-    evaluate(MIXED, "--out", str(out), "--comparators", "set")
+    evaluate(MIXED, "--out", str(tmp_path / "out"), "--comparators", "set")
     assert set(ran.values()) == {1}
-    head, *groups = json_lines(out / "trajectories.jsonl")
+
+
+def test_what_verdicts_were_found_by_is_recorded(mixed):
+    head, *groups = json_lines(mixed / "trajectories.jsonl")
     assert head == {"step": 0, "version": 2}
     assert [group["id"] for group in groups] == [f"spider/dev/{n}" for n in range(5)]
     assert groups[0]["gold_result"]["rows"] == [["ann"], ["bob"], ["cid"], ["dee"]]
     turns = [group["trajectories"][0]["turns"][0] for group in groups]
-    assert [turn["correct"] for turn in turns] == [True, True, True, False, True]
+    assert [turn["correct"] for turn in turns] == [True, False, True, False, True]
     assert [turn["result"]["status"] for turn in turns] == ["ok", "ok", "ok", "error", "ok"]
-    assert turns[1]["result"]["rows"] == groups[1]["gold_result"]["rows"] == [[3], [5], [9]]
+    assert turns[1]["result"]["rows"] == [[3], [5], [9]]
+    # What Spider's program runs has no DISTINCT.
+    assert groups[1]["gold_result"]["rows"] == [[3], [5], [5], [9]]
     assert turns[3]["tags"]
 
 
@@ -327,8 +307,7 @@ def test_votes_and_pass_of_a_file_of_samples(evaluate, tmp_path):
         ["SELECT", "SELECT FROM", ""],  # nothing runs
         [GOLDS[4], wrong, GOLDS[4]],  # an empty result is a vote
     ]
-    path = tmp_path / "samples.json"
-    path.write_text(json.dumps([{"pred_sqls": each} for each in samples]))
+    path = write(tmp_path / "samples.json", [{"pred_sqls": each} for each in samples])
     out = str(tmp_path / "out")
     # What a rule counts as a result is none of the job's limits.
     sheet = evaluate(path, "--decode", "vote@3", "--out", out, "executor.max_rows=1")

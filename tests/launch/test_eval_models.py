@@ -4,7 +4,6 @@ what became of each reply is counted, and no accuracy is 0 in silence.
 
 import itertools
 import json
-import logging
 import re
 from collections.abc import Callable
 from contextlib import closing
@@ -21,65 +20,14 @@ from launch.tiny import make_tiny
 from minirl.exchange import UserError
 from minirl.model.tokenizer import ChatTokenizer
 from tests.minirl.fake_sglang import Fake
+from tests.worlds import ASKED, GOLDS, write
 
-from .chat_server import Chat, Failure, completion, serve
-from .conftest import TINY, json_lines, loaded, mistake, verbal_folder, write_job
-from .small_sets import ASKED, GOLDS, make_pets, make_spider, write_golds
+from .chat_server import Chat, Failure, completion, knowing, serve
+from .conftest import TINY, json_lines, loaded, mistake
 
 QUESTIONS = 30
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Spider's form with five questions, another with thirty, and a job for each, of which the
-    second asks for a fence.
-    """
-    folder = tmp_path_factory.mktemp("served")
-    make_spider(folder / "spider_data")
-    endpoint = {"parallel": 4, "retries": 2, "timeout_s": 20, "max_tokens": 99}
-    every = {**TINY["evaluation"], "questions": None}
-    write_job(folder / "five.yaml", folder / "spider_data", evaluation=every, endpoint=endpoint)
-    make_pets(folder / "many" / "database" / "pets" / "pets.sqlite", [("ann", 3), ("bob", 5)])
-    records = [
-        {"db_id": "pets", "question": f"Number {n}?", "query": f"SELECT {n}"}
-        for n in range(QUESTIONS)
-    ]
-    (folder / "many" / "dev.json").write_text(json.dumps(records))
-    write_job(
-        folder / "thirty.yaml", folder / "many",
-        env={"kind": "single_turn", "wrapping": "fence"},
-        reward={"kind": "one_shot"},
-        evaluation={"wrapping": "fence"},
-        endpoint=endpoint | {"parallel": 8, "retries": 0},
-    )  # fmt: skip
-    return folder
-
-
-@pytest.fixture
-def evaluate(served, caplog) -> Callable[..., dict[str, Any]]:
-    """Return `evaluate(out, chat, *words, job=name)`: the sheet of an evaluation, with a config or
-    without (`job=""`).
-    """
-    caplog.set_level(logging.INFO)
-
-    def run(out: Path, chat: Chat, *more: str, job: str = "five") -> dict[str, Any]:
-        data = "validation" if job == "thirty" else "spider-dev"
-        settings = ["--cfg", str(served / f"{job}.yaml")]
-        if not job:
-            settings = ["--data-root", str(served / "spider_data")]
-        named = ["--endpoint", chat.url, "--model", "m/one", "--data", data, "--out", str(out)]
-        evaluation.main([*settings, *named, *more])
-        return loaded(out)
-
-    return run
-
-
-def brain(body: Any, earlier: int) -> str:
-    """Answer greedily with the gold query, else wrongly in two of three."""
-    text = body["messages"][-1]["content"]
-    gold = next(gold for _, question, gold in ASKED if question in text)
-    wrong = body.get("temperature", 0) > 0 and body["seed"] % 3
-    return f"<think>…</think><sql>{'SELECT 17' if wrong else gold}</sql>"
+WRONG = "SELECT 17"
+brain = knowing(WRONG, WRONG)
 
 
 def bare(body: Any, earlier: int) -> str:
@@ -162,7 +110,7 @@ def test_the_number_of_questions_is_never_dropped(served, evaluate, tmp_path, ca
         other = evaluate(tmp_path / "seed", chat, "--limit", "3", "seed=4", job="")
         assert asked_of(other) == asked_of(sheet)
     # Of a file it is the same sample.
-    golds, json_file = write_golds(tmp_path / "p.sql"), tmp_path / "file.json"
+    golds, json_file = write(tmp_path / "p.sql", GOLDS), tmp_path / "file.json"
     file = ["--predictions", str(golds), "--data-root", str(served / "spider_data")]
     evaluation.main([*file, "--data", "spider-dev", "--limit", "3", "--json", str(json_file)])
     found = json.loads(json_file.read_text())
@@ -177,7 +125,7 @@ def asked_of(sheet: dict[str, Any]) -> list[str]:
 def test_commands_that_need_no_learner_run_without_it(served, tmp_path, process):
     """In a process of its own, which the base install with the openai package can run."""
     root = served / "spider_data"
-    write_golds(tmp_path / "p.sql")
+    write(tmp_path / "p.sql", GOLDS)
     pair = ["--db", str(root / "database" / "pets" / "pets.sqlite"), "--gold", GOLDS[0]]
     file = ["--predictions", "p.sql", "--data", "spider-dev", "--data-root", str(root)]
     lines = [["score", *pair, "--pred", "SELECT 2"], ["eval", *file, "--out", "file"]]
@@ -225,7 +173,7 @@ def test_votes_and_pass_of_sampled_answers(evaluate, tmp_path):
         assert len({body["seed"] for body in chat.bodies}) == 10 * len(GOLDS)
     for question, gold in zip(voted["questions"], GOLDS, strict=True):
         assert len(question["samples"]) == 5
-        assert question["sql"] == (gold if question["right"] > 2 else "SELECT 17")
+        assert question["sql"] == (gold if question["right"] > 2 else WRONG)
     for question in passed["questions"]:
         assert question["scores"]["spider_ex"] == float(question["right"] > 0)
     assert list(voted["pass_at"]) == ["1", "2", "4", "5"]
@@ -360,19 +308,18 @@ def test_a_server_that_fails_for_good_is_given_up(evaluate, tmp_path):
 
 REPLY = "<sql>SELECT 1</sql>"
 # Of results that nobody names the folder: its name has the sampler.
-OUT = Path("evals", "model-sglang-spider-test-vote@2-seed0")
+OUT = Path("evals", "model-sglang-spider-validation-vote@2-seed0")
 
 
-def test_votes_of_a_checkpoint_are_sampled_by_the_servers(tmp_path, monkeypatch):
-    settings = {"candidates": 2, "attempts": 2, "judgements": 1, "max_tokens": 24}
-    verbal_folder(tmp_path, settings, questions=3)
+def test_votes_of_a_checkpoint_are_sampled_by_the_servers(served, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shape = TinyConfig(**TINY["model"]["tiny"])
     make_tiny(Path("model"), [REPLY, "which name has the largest salary?"] * 40, shape, 0)
     tokenizer = ChatTokenizer(Path("model"))
     ids = [*tokenizer.encode(REPLY), tokenizer.stop_ids[0]]
     fake = Fake(reply=ids)
-    line = ["--cfg", "verbal.yaml", "--checkpoint", "model", "--accel", "cpu", "--decode", "vote@2"]
+    line = ["--cfg", str(served / "five.yaml"), "--checkpoint", "model", "--accel", "cpu"]
+    line += ["--data", "validation", "--decode", "vote@2", "evaluation.validation_questions=3"]
     line += [f"rollout.sglang.urls=[{fake.url}]"]
     line += ["sampler.max_prompt_tokens=2000"]  # the tokenizer has seen no schema
     with closing(fake):

@@ -21,10 +21,10 @@ from minirl.exchange import UserError
 from sqlenv.config import AnswerConfig
 from sqlenv.evaluators.comparators import CaseVerdict
 from sqlenv.types import Example
+from tests.worlds import make_spider
 
 from .conftest import look_like_a_model, mistake, write_job
 from .report_cases import summary, verdict
-from .small_sets import make_spider
 
 
 @pytest.mark.parametrize("content", [b'{"pred": "SELECT 1"}\n', b"[1]\n", b"{\n", b"\xff\n"])

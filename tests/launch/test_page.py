@@ -12,9 +12,10 @@ import pytest
 import yaml
 
 from launch.evaluation.answers import ModelFacts
+from tests.worlds import write
 
 from .browser import CHROMIUM, Browser, browser
-from .conftest import json_lines, write_lines
+from .conftest import json_lines
 from .report_cases import (
     HOSTILE,
     accuracy_in,
@@ -247,7 +248,7 @@ def test_of_several_samples_the_one_that_answers_is_shown_first(page, place):
     head, first, *others = json_lines(path)
     first |= {"chosen": 1, "trajectories": first["trajectories"] * 2}
     first["trajectories"][0] = {"turns": [{"sql": "SELECT 'not chosen'", "correct": False}]}
-    write_lines(path, [head, first, *others])
+    write(path, [head, first, *others])
     page.open(write_page(run), f"#q={first['id']}&a=0.after&b=0.after")
     [shown] = page.texts("#detail .pane [aria-current]")
     assert "not chosen" not in shown
@@ -263,7 +264,7 @@ def test_credit_stands_at_its_characters_also_behind_those_that_count_twice(page
     one["turns"][0]["place"] = 2
     one["spans"] = [[0, 2, 3, 1.0], [0, 6, 7, -1.0]]
     group["trajectories"] = [one]
-    write_lines(path, [head, group])
+    write(path, [head, group])
     page.open(write_page(folder), f"#q={group['id']}&a=0.1")
     assert page.texts("#detail .said.wrote .credit") == ["a", "b"]
 
@@ -281,7 +282,7 @@ def test_results_beside_the_gold(page, place):
         answer["gold_result"] |= {"columns": ["n", "p"], "rows": gold, "count": 4, "width": 2}
         [turn] = answer["trajectories"][0]["turns"]
         turn |= {"correct": rows != own, "result": {**answer["gold_result"], "rows": rows}}
-    write_lines(path, [head, *answers])
+    write(path, [head, *answers])
     html = write_page(folder)
     page.open(html, "#q=test/0&a=0.after")
     gone, new = [f"{MINUS}\toil\t3", f"{MINUS}\trye\t4"], ["+\toil\t9", "+\tnut\t8"]

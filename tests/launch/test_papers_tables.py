@@ -1,6 +1,5 @@
 """The lines of docs/papers.md for real hardware are commands, shown on small data of that form."""
 
-import json
 import re
 import shutil
 import subprocess
@@ -23,10 +22,9 @@ from launch.config import JobConfig, load_config
 from launch.data.preflight import check_inputs, check_questions, load_split
 from launch.evaluation.questions import check_databases
 from minirl.exchange import UserError
-from tests.worlds import write
+from tests.worlds import about_people, make_set
 
 from .conftest import look_like_a_model
-from .downloads import make_database, records
 
 PAGE = Path(__file__).parents[2] / "docs" / "papers.md"
 SECTION = PAGE.read_text(encoding="utf-8").partition("## The papers' tables on real hardware")[2]
@@ -116,13 +114,8 @@ def place(downloads, tmp_path_factory):
     bird = data / "bird" / "dev_20240627"
     shutil.copy(bird / "dev.json", bird / "sub_sampled_bird_dev_set.json")
     for split, databases in (("train", ["store", "depot"]), ("dev", ["kiosk"])):
-        write(data / "mysql" / f"{split}.json", records(databases))
-        for name in databases:
-            make_database(data / "mysql" / "database", name)
-    golds = data / "spider2_sqlite" / "evaluation_suite" / "gold"
-    (golds / "exec_result").mkdir(parents=True)
-    (golds / "exec_result" / "local001.csv").write_text("a\n1\n")
-    (golds / "spider2lite_eval.jsonl").write_text(json.dumps({"instance_id": "local001"}) + "\n")
+        file = data / "mysql" / f"{split}.json"
+        make_set(file, data / "mysql" / "database", about_people(databases))
     return place
 
 

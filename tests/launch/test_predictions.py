@@ -12,17 +12,16 @@ from launch.evaluation.answers import GREEDY
 from launch.evaluation.predictions import read_samples, write_official
 from launch.evaluation.questions import find, folder_and_file
 from tests.vectors import read
-from tests.worlds import read_all, write
+from tests.worlds import GOLDS, edit, make_bird, make_spider, read_all, write
 
 from .conftest import mistake
 from .report_cases import verdict
-from .small_sets import GOLDS, make_bird, make_spider
 
 CASES = read("predictions")
 
 
-def test_predictions_in_every_form_are_the_same(spider, tmp_path):
-    examples = read_all(find("spider-dev", spider))
+def test_predictions_in_every_form_are_the_same(spider_root, tmp_path):
+    examples = read_all(find("spider-dev", spider_root))
     for name, content in CASES["forms"].items():
         path = tmp_path / name
         path.write_bytes(content.encode())
@@ -34,9 +33,8 @@ def test_predictions_in_every_form_are_the_same(spider, tmp_path):
 def numbered(tmp_path) -> Path:
     """BIRD's questions in Mini-Dev's way: ids of their own, which are not their places."""
     root = make_bird(tmp_path / "bird")
-    records = json.loads((root / "dev.json").read_text())
-    asked = [{**one, "question_id": 700 + one["question_id"]} for one in records]
-    (root / "dev.json").write_text(json.dumps(asked))
+    for number in range(len(GOLDS)):
+        edit(root / "dev.json", number, question_id=700 + number)
     return root
 
 
@@ -59,11 +57,9 @@ def test_it_is_said_by_what_records_are_matched(numbered, tmp_path, caplog, case
 
 
 def test_an_id_that_two_questions_share_names_none(numbered, tmp_path):
-    records = json.loads((numbered / "dev.json").read_text())
-    asked = [{**one, "question_id": min(one["question_id"], 703)} for one in records]
-    (numbered / "dev.json").write_text(json.dumps(asked))
-    examples, path = read_all(find("bird-dev", numbered)), tmp_path / "p.jsonl"
-    path.write_text(json.dumps({"question_id": 703, "sql": GOLDS[3]}) + "\n")
+    edit(numbered / "dev.json", 4, question_id=703)
+    examples = read_all(find("bird-dev", numbered))
+    path = write(tmp_path / "p.jsonl", [{"question_id": 703, "sql": GOLDS[3]}])
     assert "703 is of no question" in mistake(read_samples, path, examples, GREEDY, asked=examples)
 
 
@@ -74,9 +70,9 @@ def test_predictions_that_do_not_fit_are_told_with_their_line(numbered, tmp_path
     assert case["message"] in mistake(read_samples, path, examples, GREEDY, asked=examples)
 
 
-def test_a_file_may_hold_the_questions_of_a_sample_alone(spider, tmp_path):
+def test_a_file_may_hold_the_questions_of_a_sample_alone(spider_root, tmp_path):
     """As an evaluation with --limit writes them: in their order, or with their ids."""
-    examples = read_all(find("spider-dev", spider))
+    examples = read_all(find("spider-dev", spider_root))
     asked = [examples[3], examples[0]]
     lines = {
         "sample.sql": f"{GOLDS[3]}\n{GOLDS[0]}\n",

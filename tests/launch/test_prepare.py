@@ -1,6 +1,5 @@
 """`launch.prepare`: data sets in every form checked, and what is found kept for all commands."""
 
-import json
 import os
 import shutil
 import signal
@@ -26,11 +25,9 @@ from sqlenv.types import Result
 from tests.forked import Copy
 from tests.vectors import read
 from tests.waiting import wait_until
-from tests.worlds import make_file, write
+from tests.worlds import PEOPLE_GOLDS, edit, make_bird, make_file
 
 from .conftest import json_lines
-from .downloads import GOLDS
-from .small_sets import make_bird
 
 QUICK = ("executor.workers=1", "executor.timeout_s=5")
 PAPERS = ("progress.yaml", "expo.yaml", "paverl.yaml", "astra.yaml")
@@ -84,12 +81,12 @@ def test_every_data_set_is_checked_and_counted(downloads: Path, run):
     issues = [found[f"bird/train/{n}"]["issues"] for n in (1, 2)]
     assert issues == [["failing"], ["empty"]]
     failing = found["bird/train/1"]
-    assert (failing["db_id"], failing["gold_sql"]) == ("mine", GOLDS[1])
+    assert (failing["db_id"], failing["gold_sql"]) == ("mine", PEOPLE_GOLDS[1])
     assert "no such column: nme" in failing["note"]
     assert "bird/train/0" not in found
     for words in (
         "bird/train: 18 of 18 questions, 18 golds executed, 3 empty, 3 failing, 12 scalar",
-        "spider2/test: 1 of 2 questions, 1 blank",
+        "spider2/test: 3 of 4 questions, 3 blank",
     ):
         assert words in told
 
@@ -146,10 +143,7 @@ def test_what_is_known_is_not_done_again(root: Path, run, monkeypatch):
         patch.setattr(values, "build_index", None)
         assert run(root, *sets) == first
     assert len(ran) == count
-    path = root / "spider" / "dev.json"
-    asked = json.loads(path.read_text())
-    asked[0]["query"] = "SELECT max(age) FROM person"
-    write(path, asked)
+    edit(root / "spider" / "dev.json", 0, query="SELECT max(age) FROM person")
     run(root, *sets)
     assert ran[count:] == ["SELECT max(age) FROM person"]
     # Another database of the same name: everything about it is found anew, and the old is there.

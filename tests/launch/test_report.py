@@ -15,8 +15,9 @@ from launch.evaluation.answers import ModelFacts
 from launch.records import StepRecorder, shown, within_limit
 from launch.reporting.runs import shown_names
 from sqlenv.types import Denied, SqlError, Table
+from tests.worlds import write
 
-from .conftest import json_lines, mistake, write_lines
+from .conftest import json_lines, mistake
 from .report_cases import (
     accuracy_in,
     make_run,
@@ -29,13 +30,8 @@ from .report_cases import (
 )
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("a report")
-
-
-def test_the_page_holds_the_numbers_and_every_group_of_the_run(place, capsys):
-    run = make_run(place / "made-up-seed0", steps=12)
+def test_the_page_holds_the_numbers_and_every_group_of_the_run(tmp_path, capsys):
+    run = make_run(tmp_path / "a report" / "made-up-seed0", steps=12)
     data = opened(write_page(run))
     result = json.loads((run / "result.json").read_text())
     [found] = data["overview"]["runs"]
@@ -70,12 +66,12 @@ def test_the_page_holds_the_numbers_and_every_group_of_the_run(place, capsys):
             assert seen["right"] == sum(one["correct"] for one in members)
 
 
-def test_the_verdict_counts_for_more_than_what_a_group_says(place):
-    folder = make_run(place / "verdict", steps=1, questions=1)
+def test_the_verdict_counts_for_more_than_what_a_group_says(tmp_path):
+    folder = make_run(tmp_path / "verdict", steps=1, questions=1)
     path = folder / "after" / "predictions.jsonl"
     [verdict] = json_lines(path)
     right = verdict["scores"]["set"]
-    write_lines(path, [verdict | {"scores": {"set": 1 - right}}])
+    write(path, [verdict | {"scores": {"set": 1 - right}}])
     [asked, *_] = opened(write_page(folder))["overview"]["questions"]
     assert asked["seen"][-1]["view"] == "0.after"
     assert asked["seen"][-1]["right"] == 1 - right
@@ -119,8 +115,8 @@ DAMAGED |= {"deep": "[" * 10_000}
 
 
 @pytest.mark.parametrize("name", ["cut", "gone", *DAMAGED])
-def test_what_is_missing_is_told_in_a_line_and_the_rest_is_shown(place, name):
-    folder = make_run(place / name)
+def test_what_is_missing_is_told_in_a_line_and_the_rest_is_shown(tmp_path, name):
+    folder = make_run(tmp_path / name)
     path = folder / "trajectories.jsonl"
     path.write_text(DAMAGED.get(name, path.read_text()[:-900]))
     if name == "gone":
@@ -133,32 +129,32 @@ def test_what_is_missing_is_told_in_a_line_and_the_rest_is_shown(place, name):
     assert overview["runs"][0]["numbers"]["step"] == [*range(1, 9)]
 
 
-def test_a_run_that_is_not_finished_says_how_far_it_is(place, capsys):
+def test_a_run_that_is_not_finished_says_how_far_it_is(tmp_path, capsys):
     """It goes on, has not begun, or was measured and has not learned."""
-    folder = make_run(place / "going-on")
+    folder = make_run(tmp_path / "going-on")
     unfinish(folder)
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 9, "rew')
-    begun = place / "begun"
+    begun = tmp_path / "begun"
     begun.mkdir()
     (begun / "config.yaml").write_text("train: {steps: 3}")
     write_page(folder, begun)
     printed = capsys.readouterr().out
     assert "8 steps so far" in printed
     assert "begun: Not finished: 0 steps so far, and no accuracy yet." in printed
-    measured = shutil.copytree(folder, place / "measured" / "run")
+    measured = shutil.copytree(folder, tmp_path / "measured" / "run")
     for name in ("metrics.jsonl", "trajectories.jsonl"):
         (measured / name).unlink()
-    write_lines(measured / "warm" / "metrics.jsonl", [{"step": 1, "loss": 0.5}])
+    write(measured / "warm" / "metrics.jsonl", [{"step": 1, "loss": 0.5}])
     for given in (measured, measured.parent):
-        write_page(given, out=place / "measured.html")
+        write_page(given, out=tmp_path / "measured.html")
         printed = capsys.readouterr().out
         assert "Before learning " in printed
         assert "trajectories.jsonl" not in printed  # there are none yet
 
 
-def test_records_that_are_none_are_left_out(place):
-    folder = make_run(place / "odd-records")
+def test_records_that_are_none_are_left_out(tmp_path):
+    folder = make_run(tmp_path / "odd-records")
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": null, "reward/total": 1}\n{"step": 9, "reward/total": NaN}\n')
         file.write('{"step": 10, "groups/live_share": null}\n')
@@ -169,8 +165,8 @@ def test_records_that_are_none_are_left_out(place):
     assert numbers["reward/total"][-2:] == [None, None]
 
 
-def test_seeds_are_alike_and_settings_that_differ_are_named(place):
-    folder = place / "study"
+def test_seeds_are_alike_and_settings_that_differ_are_named(tmp_path):
+    folder = tmp_path / "study"
     for name, seed, rate in (("a", 0, 0.001), ("b", 1, 0.001), ("c", 2, 0.002)):
         make_run(folder / name, steps=2, seed=seed, rate=rate)
     overview = opened(write_page(folder))["overview"]
@@ -193,9 +189,9 @@ def test_seeds_are_alike_and_settings_that_differ_are_named(place):
         (["ours=a/dev", "ours=a/dk", "base=b"], ["ours/a/dev", "ours/a/dk", "base"]),
     ],
 )
-def test_names_begin_where_paths_part(place, given, names):
+def test_names_begin_where_paths_part(tmp_path, given, names):
     parts = [one.rpartition("=") for one in given]
-    assert shown_names([(name, place / path) for name, _, path in parts]) == names
+    assert shown_names([(name, tmp_path / path) for name, _, path in parts]) == names
 
 
 @pytest.mark.parametrize(

@@ -45,8 +45,9 @@ from minirl.train.supervised import Demonstration, Lessons, supervise
 from minirl.types import Reply, Request, Sampler
 from tests.minirl import toy
 from tests.waiting import wait_until
+from tests.worlds import make_demo
 
-from .conftest import ROOT, TINY, json_lines, loaded, verbal_folder
+from .conftest import ROOT, TINY, json_lines, loaded, write_job
 from .sglang_server import ARGUMENTS, VARIABLES, serve
 
 QUESTIONS, JUDGEMENTS = 3, 2
@@ -60,7 +61,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "candidates": 2, "attempts": 20, "judgements": JUDGEMENTS, "judge_retries": 1,
         "max_tokens": 24, "parallel": 1, "retries": 1, "timeout_s": 60,
     }  # fmt: skip
-    folder = verbal_folder(tmp_path_factory.mktemp("sglang"), settings, questions=QUESTIONS)
+    folder = tmp_path_factory.mktemp("sglang")
+    data, asked = make_demo(folder / "data", 12), {**TINY["evaluation"], "questions": QUESTIONS}
+    write_job(folder / "verbal.yaml", data, evaluation=asked, endpoint=settings)
     records = json.loads((folder / "data" / "train_spider.json").read_text(encoding="utf-8"))
     # Two answers to each: of some samples of a question, some are of each kind.
     shown = [

@@ -250,7 +250,7 @@ def test_a_job_of_few_questions_says_so_in_its_settings(tiny):
     assert config.data.held_out == 5
 
 
-def test_a_prompt_is_shown_as_the_model_is_asked_it(place, spider, tiny, monkeypatch, capsys):
+def test_a_prompt_is_shown_as_the_model_is_asked_it(place, spider_root, tiny, monkeypatch, capsys):
     monkeypatch.chdir(place)
     for command, line, limit in (
         (train, ["--cfg", str(tiny), *FINISHED, "run.dir=finished"], 700),
@@ -264,7 +264,7 @@ def test_a_prompt_is_shown_as_the_model_is_asked_it(place, spider, tiny, monkeyp
     question = loaded(place / "finished" / "after")["questions"][0]["question"]
     assert question in told  # of the last command
     named = ["--endpoint", "http://127.0.0.1:9/v1", "--model", "m", "--data", "spider-dev"]
-    evaluation.main([*named, "--data-root", str(spider), "--show-prompt"])
+    evaluation.main([*named, "--data-root", str(spider_root), "--show-prompt"])
     told = capsys.readouterr().out
     assert "[user]\nCREATE TABLE pet" in told
     assert "about " in told.splitlines()[-1]

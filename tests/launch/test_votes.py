@@ -16,8 +16,7 @@ from sqlenv.evaluators.votes import ERROR_SQL, ballot, choose
 from sqlenv.executor import Executor
 from sqlenv.types import Example, Table
 from tests.vectors import read
-
-from .small_sets import PETS, make_pets
+from tests.worlds import make_database
 
 DATA = read("votes")
 SQLS: dict[str, str] = DATA["queries"]
@@ -58,7 +57,7 @@ def test_thirty_questions(database):
 
 def test_a_job_s_questions_are_judged_on_as_many_witnesses_as_it_asks(tmp_path):
     """The second of them tells; a question with a rule of its own has none, as in training."""
-    database = make_pets(tmp_path / "pets.sqlite", PETS)
+    database = make_database(tmp_path, "pets")
     gold = "SELECT count(*) FROM pet WHERE age > 3"
     plain = Example("spider/dev/0", "How many?", "pets", database, gold)
     examples = (plain, replace(plain, grading_method="set"))

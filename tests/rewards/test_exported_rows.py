@@ -24,8 +24,7 @@ from rewards.adapters.skyrl import SqlEnv
 from rewards.adapters.trl import SqlReward
 from rewards.adapters.verl import compute_score
 from sqlenv.types import Example
-from tests.launch.downloads import make_downloads
-from tests.worlds import make_file
+from tests.worlds import make_downloads, make_file
 
 from .conftest import interpreter_of
 

@@ -1,4 +1,4 @@
-"""The town, a question to play episodes with, and executors."""
+"""The town, a folder of questions, and executors."""
 
 import shutil
 from collections.abc import Iterator
@@ -9,8 +9,8 @@ import pytest
 
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor
-from sqlenv.types import Example, Table
-from tests.worlds import TOWN, make_band, make_file
+from sqlenv.types import Table
+from tests.worlds import TOWN, make_database, make_file
 
 # Small limits: every statement of the corpus ends in a moment.
 SMALL: dict[str, Any] = {
@@ -44,21 +44,10 @@ def database(tmp_path: Path, town: Path) -> Path:
     return Path(shutil.copy(town, folder))
 
 
-@pytest.fixture(scope="session")
-def example(tmp_path_factory: pytest.TempPathFactory) -> Example:
-    path = make_file(
-        tmp_path_factory.mktemp("databases") / "music.sqlite",
-        "CREATE TABLE singer (name TEXT, age INTEGER);"
-        "INSERT INTO singer VALUES ('Ada', 19), ('Bo', 30)",
-    )
-    gold = "SELECT name FROM singer WHERE age > 20"
-    return Example("1", "Who is over 20?", "music", path, gold)
-
-
 @pytest.fixture
 def spider_folder(tmp_path: Path) -> Path:
     """A folder in Spider's layout, without questions."""
-    make_band(tmp_path / "database")
+    make_database(tmp_path / "database", "band")
     return tmp_path
 
 

@@ -16,7 +16,7 @@ from sqlenv.config import SingleTurnConfig
 from sqlenv.data.corrections import read_corrections
 from sqlenv.data.corruptions import corrupt
 from sqlenv.envs.single_turn import judge_reply
-from tests.worlds import bird, load_one, make_band, write
+from tests.worlds import bird, load_one, make_set, write
 
 ASKED = [
     bird(question_id=7, question="Which names?", SQL="SELECT name FROM band"),
@@ -26,9 +26,7 @@ ASKED = [
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    make_band(tmp_path / "dev_databases")
-    write(tmp_path / "dev.json", ASKED)
-    return tmp_path
+    return make_set(tmp_path / "dev.json", tmp_path / "dev_databases", ASKED).parent
 
 
 def lay(folder: Path, *records: dict[str, Any], runner=None, pin: str = "") -> Any:

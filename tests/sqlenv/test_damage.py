@@ -10,7 +10,7 @@ import pytest
 from minirl.exchange import UserError
 from sqlenv.executor import Executor
 from tests.vectors import read
-from tests.worlds import TABLES, bird, load_one, make_band, spider, write
+from tests.worlds import TABLES, bird, load_one, make_database, spider, write
 
 RECORDS = {"spider": spider(), "bird": bird(), "tables": TABLES}
 
@@ -18,7 +18,7 @@ RECORDS = {"spider": spider(), "bird": bird(), "tables": TABLES}
 def lay(path: Path, content: Any) -> None:
     """Write a file: a text as it is, records that may be `like` another one; or make a database."""
     if content == "band":
-        make_band(path.parent)
+        make_database(path.parent, content)
     elif isinstance(content, str):
         path.write_text(content)
     else:

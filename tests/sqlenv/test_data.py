@@ -28,7 +28,8 @@ from tests.worlds import (
     TABLES,
     bird,
     load_one,
-    make_band,
+    make_database,
+    make_set,
     make_source,
     read_all,
     spider,
@@ -69,9 +70,9 @@ def test_natural_names_become_descriptions_and_omnisql_has_the_types(spider_fold
 
 def test_bird_takes_the_newest_dev_folder_and_its_descriptions(tmp_path):
     for release, question in (("dev_20240627", "old"), ("dev_20251106", "new")):
-        write(tmp_path / release / "dev.json", [bird(question=question)])
-        made = make_band(tmp_path / release / "dev_databases")
-        folder = made.with_name("database_description")
+        databases = tmp_path / release / "dev_databases"
+        make_set(tmp_path / release / "dev.json", databases, [bird(question=question)])
+        folder = databases / "band" / "database_description"
         folder.mkdir()
         (folder / "Band.csv").write_text(
             "original_column_name,column_name,column_description,data_format,value_description\n"
@@ -87,13 +88,13 @@ def test_spider2_keeps_local_questions_and_reads_documents(tmp_path):
     document = tmp_path / "resource" / "documents" / "hint.md"
     document.parent.mkdir(parents=True)
     document.write_text("read me")
-    made = make_band(tmp_path / "resource" / "databases")
+    made = make_database(tmp_path / "resource" / "databases", "band")
     made.rename(tmp_path / "resource" / "databases" / "band.sqlite")
     records = [
         {"instance_id": "local1", "db": "band", "question": "Q", "external_knowledge": "hint.md"},
         {"instance_id": "bq1", "db": "cloud", "question": "Q", "external_knowledge": None},
     ]
-    (tmp_path / "spider2-lite.jsonl").write_text("\n".join(map(json.dumps, records)))
+    write(tmp_path / "spider2-lite.jsonl", records)
     data = load_one(tmp_path, "spider2", split="test", data={"exclude": ()})
     (example,) = data.examples
     assert (example.id, example.evidence, example.gold_sql) == ("spider2/local1", "read me", "")
@@ -102,7 +103,7 @@ def test_spider2_keeps_local_questions_and_reads_documents(tmp_path):
 
 @pytest.mark.parametrize("name", ["x" * 5000, "a\0b"])
 def test_names_that_no_file_can_have_are_names_of_no_file(tmp_path, name):
-    make_band(tmp_path / "databases")
+    make_database(tmp_path / "databases", "band")
     record = spider(instance_id="local1", external_knowledge=name)
     gone = spider(db_id=name, external_knowledge=None, instance_id="local2")
     write(tmp_path / "test.json", [record, gone])
@@ -209,9 +210,9 @@ def test_a_sample_makes_up_for_failing_golds_and_checks_no_more_than_it_must(spi
 
 
 def test_a_large_file_is_sampled_in_little_memory(tmp_path):
-    make_band(tmp_path / "databases")
-    records = (SYNSQL | {"cot": "c" * 8_000, "number": number} for number in range(4_000))
-    size_bytes = write(tmp_path / "data.json", [*records]).stat().st_size
+    records = [SYNSQL | {"cot": "c" * 8_000, "number": number} for number in range(4_000)]
+    file = make_set(tmp_path / "data.json", tmp_path / "databases", records)
+    size_bytes = file.stat().st_size
     tracemalloc.start()
     try:
         data = load_one(tmp_path, "synsql", data={"total": 100})
@@ -227,7 +228,7 @@ def test_a_large_file_is_sampled_in_little_memory(tmp_path):
 
 
 def test_the_second_start_reads_only_the_records_that_it_uses(tmp_path, monkeypatch):
-    make_band(tmp_path / "databases")
+    make_database(tmp_path / "databases", "band")
     records = [
         SYNSQL | {"cot": "\u00e9 \u4e2d" * number, "number": number} for number in range(400)
     ]
@@ -346,9 +347,9 @@ TOLD = {
 def make_single(root: Path, name: str) -> Path:
     files, record, databases = SINGLE[name]
     for file in files.values():
-        write(root / name / file, record if file.endswith("l") else [record])
+        write(root / name / file, [record])
     for place in databases:
-        make_band(root / name / place)
+        make_database(root / name / place, "band")
     return root / name
 
 
@@ -393,7 +394,7 @@ def test_what_is_there_twice_or_packed_is_told(tmp_path: Path):
 
 # Databases that are held out of training, to choose checkpoints by.
 
-RIGHT, WRONG = "SELECT name FROM band", "SELECT age FROM band"
+RIGHT, WRONG = "SELECT name FROM person", "SELECT nme FROM person"
 
 
 def split(

@@ -14,9 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlenv.config import DataConfig, SingleTurnConfig, SourceConfig
-from sqlenv.data.loading import load
-from sqlenv.data.sources import by_running
+from sqlenv.config import SingleTurnConfig
 from sqlenv.dialects import transpile
 from sqlenv.envs.single_turn import SingleTurn
 from sqlenv.evaluators.equality import matches
@@ -29,7 +27,7 @@ from sqlenv.sql.lexer import one_line, strip_comments, tokenize, tokens
 from sqlenv.types import Answer, Example, SqlError, Table, Wrapping
 from tests.sqlenv.conftest import table_of
 from tests.vectors import read, read_cases
-from tests.worlds import make_file
+from tests.worlds import load_one, make_file, spider, write
 
 REPLIES = read("answers")["cases"]
 WRAPPINGS: tuple[Wrapping, ...] = get_args(Wrapping)
@@ -404,9 +402,7 @@ def test_predictions_are_executed_carried_over(database, runner):
 
 
 def test_what_cannot_be_carried_over_is_counted_and_left_out(tmp_path, runner):
-    folder = tmp_path / "data" / "database" / "t"
-    folder.mkdir(parents=True)
-    make_file(folder / "t.sqlite", DIALECTS["tables"])
+    make_file(tmp_path / "database" / "t" / "t.sqlite", DIALECTS["tables"])
     queries = [
         ("SELECT a FROM t WHERE name = 'BO'", {}),
         ("SELECT a FROM t XOR", {}),
@@ -416,13 +412,9 @@ def test_what_cannot_be_carried_over_is_counted_and_left_out(tmp_path, runner):
         ("SELECT nothing FROM t", {}),
         ("SELECT a FROM t WHERE name = 'nobody'", {}),
     ]
-    records = [
-        {"db_id": "t", "question": f"{n}?", "query": q, **more}
-        for n, (q, more) in enumerate(queries)
-    ]
-    (tmp_path / "data" / "dev.json").write_text(json.dumps(records))
-    source = SourceConfig(layout="spider", path=tmp_path / "data", split="dev", dialect="mysql")
-    loaded = load(DataConfig(sources=(source,)), check=by_running(runner))
+    asked = (spider(sql, "t", question=f"{n}?", **more) for n, (sql, more) in enumerate(queries))
+    write(tmp_path / "dev.json", [*asked])
+    loaded = load_one(tmp_path, executor=runner, split="dev", dialect="mysql")
     assert [(e.question, e.dialect) for e in loaded.examples] == [
         ("0?", "mysql"), ("2?", "postgres"), ("3?", "sqlite")
     ]  # fmt: skip
