@@ -23,12 +23,14 @@ def make_file(path: Path, script: str) -> Path:
     return path
 
 
-def write(path: Path, value: Any, *, encoding: str = "utf-8") -> Path:
-    """Write a value as JSON, or its items: a .jsonl has one a line, a .sql a query a line."""
+def write(path: Path, value: Any) -> Path:
+    """Write a text, or a value as JSON: a .jsonl has an item a line, a .sql a query a line."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    line = {".jsonl": json.dumps, ".sql": str}.get(path.suffix)
-    text = "".join(f"{line(one)}\n" for one in value) if line else json.dumps(value)
-    path.write_text(text, encoding=encoding)
+    text = value
+    if not isinstance(value, str):
+        line = {".jsonl": json.dumps, ".sql": str}.get(path.suffix)
+        text = "".join(f"{line(one)}\n" for one in value) if line else json.dumps(value)
+    path.write_text(text, encoding="utf-8")
     return path
 
 
@@ -181,10 +183,8 @@ LEVELS = ("simple", "moderate", "challenging", "simple", "simple")
 
 def make_spider(root: Path) -> Path:
     """Make a Spider folder; its suite has a second file of pets, where nobody is of one age."""
-    for name in ("pets", "shop"):
-        made = make_database(root / "test_suite_database", name)
-        if name == "pets":
-            make_file(made.with_stem("pets_v1"), f"{PET} ('eve', 1), ('fay', 2), ('eve', 4)")
+    pets, _ = (make_database(root / "test_suite_database", name) for name in ("pets", "shop"))
+    make_file(pets.with_stem("pets_v1"), f"{PET} ('eve', 1), ('fay', 2), ('eve', 4)")
     records = [
         spider(gold, db_id, question=question, question_id=number)
         for number, (db_id, question, gold) in enumerate(ASKED)
@@ -295,17 +295,13 @@ def make_downloads(root: Path, start: str = "") -> Path:
         tables = f"{path.stem}_tables.json" if is_bird else "tables.json"
         write(path.with_name(tables), [PERSON | {"db_id": name} for name in names])
         for made in (root / databases).iterdir() if is_bird else ():
-            described = made / "database_description" / "Person.csv"
-            described.parent.mkdir()
-            described.write_text(DESCRIPTION)
+            write(made / "database_description" / "Person.csv", DESCRIPTION)
     # Beside them lie OmniSQL's finished prompts, files that evidence names, and gold results.
     for name in ("train_spider", "dev_bird", "train_synsql"):
         write(root / f"{name}.json", [{"input_seq": "Task Overview", "output_seq": "SELECT 1"}])
     golds = root / "spider2_sqlite" / "evaluation_suite" / "gold"
     write(golds / "spider2lite_eval.jsonl", CONDITIONS)
-    texts = {golds / "exec_result" / f"{name}.csv": text for name, text in RESULTS.items()}
-    texts[root / "spider2_sqlite" / "resource" / "documents" / "k.md"] = "what RFM means"
-    for path, text in texts.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+    for name, text in RESULTS.items():
+        write(golds / "exec_result" / f"{name}.csv", text)
+    write(root / "spider2_sqlite" / "resource" / "documents" / "k.md", "what RFM means")
     return root

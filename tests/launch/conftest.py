@@ -268,6 +268,11 @@ def check_mistakes(told: Sequence[tuple[int, str, str]], keys: Sequence[str]) ->
         assert key in line
 
 
+def judging(file: str | Path, root: Path, *more: str, data: str = "spider-dev") -> list[str]:
+    """Give the arguments of an evaluation of a file of predictions."""
+    return ["--predictions", str(file), "--data-root", str(root), "--data", data, *more]
+
+
 def asking(served: Path, out: Path, chat: Chat, *more: str, job: str = "five") -> list[str]:
     """Give the arguments of an evaluation of an endpoint, with a job or without."""
     data = "validation" if job == "thirty" else "spider-dev"

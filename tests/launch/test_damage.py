@@ -14,6 +14,8 @@ from launch import eval as evaluating
 from launch import score
 from tests.worlds import GOLDS, edit, make_spider, write
 
+from .conftest import judging
+
 DATABASE = Path("database", "pets", "pets.sqlite")
 
 
@@ -25,8 +27,7 @@ def root(tmp_path: Path) -> Path:
 
 def arguments(root: Path) -> list[str]:
     """Give the arguments of a command that reads the folder."""
-    data = ["--predictions", str(root / "p.sql"), "--data-root", str(root)]
-    return [*data, "--data", "spider-dev", "--json", str(root.parent / "out" / "o.json")]
+    return judging(root / "p.sql", root, "--json", str(root.parent / "out" / "o.json"))
 
 
 def link(path: Path) -> Path:

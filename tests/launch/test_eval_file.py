@@ -16,7 +16,7 @@ from sqlenv.demo import generate
 from sqlenv.executor import Executor
 from tests.worlds import GOLDS, edit, make_bird, make_spider, spider, write
 
-from .conftest import json_lines, loaded, mistake
+from .conftest import json_lines, judging, loaded, mistake
 
 # Right; right as a bag; wrong on the suite alone (two oldest); an error; empty as the gold is.
 MIXED = [
@@ -33,18 +33,12 @@ COMPARATORS = ["spider_ex", "spider_ts", "bird_ex", "set", "ex_f", "csmr", "witn
 def evaluate(spider_root, tmp_path) -> Callable[..., dict[str, Any]]:
     """Return `evaluate(predictions, *words)`: the sheet of a file, or of lines that make one."""
 
-    def run(
-        predictions: Path | list[str],
-        *more: str,
-        root: Path = spider_root,
-        data: str = "spider-dev",
-    ) -> dict[str, Any]:
+    def run(predictions: Any, *more: str, root: Path = spider_root, **data: str) -> dict[str, Any]:
         out = tmp_path / "o.json"
         if isinstance(predictions, list):
             predictions = write(tmp_path / "p.sql", predictions)
         out.unlink(missing_ok=True)
-        words = ["--predictions", str(predictions), "--data", data, "--data-root", str(root)]
-        command.main([*words, "--json", str(out), *more])
+        command.main(judging(predictions, root, "--json", str(out), *more, **data))
         return json.loads(out.read_text(encoding="utf-8"))
 
     return run
@@ -58,9 +52,8 @@ def verdicts(sheet: dict, measure: str) -> list[float]:
 def mixed(spider_root, tmp_path_factory) -> Path:
     """Results of mixed predictions under every comparator."""
     folder = tmp_path_factory.mktemp("mixed")
-    words = ["--predictions", str(write(folder / "p.sql", MIXED)), "--data-root", str(spider_root)]
-    words += ["--comparators", ",".join(COMPARATORS), "--out", str(folder / "out")]
-    command.main([*words, "--data", "spider-dev"])
+    where = ["--comparators", ",".join(COMPARATORS), "--out", str(folder / "out")]
+    command.main(judging(write(folder / "p.sql", MIXED), spider_root, *where))
     return folder / "out"
 
 
@@ -211,8 +204,7 @@ def test_a_result_is_on_standard_output_or_in_a_folder_of_one_name(
     spider_root, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
-    words = ["--predictions", str(write(tmp_path / "p.sql", MIXED)), "--data", "spider-dev"]
-    words += ["--data-root", str(spider_root)]
+    words = judging(write(tmp_path / "p.sql", MIXED), spider_root)
     command.main([*words, "--json=-"])
     assert len(json.loads(capsys.readouterr().out)["questions"]) == len(MIXED)
     assert not Path("evals").exists()

@@ -23,7 +23,7 @@ from tests.minirl.fake_sglang import Fake
 from tests.worlds import ASKED, GOLDS, write
 
 from .chat_server import Chat, Failure, completion, knowing, serve
-from .conftest import TINY, json_lines, loaded, mistake
+from .conftest import TINY, asking, json_lines, judging, loaded, mistake
 
 QUESTIONS = 30
 WRONG = "SELECT 17"
@@ -48,6 +48,8 @@ def test_greedy_answers_are_judged_by_the_test_sets_rule(evaluate, tmp_path, cap
         assert again["questions"] == sheet["questions"]
         assert json.loads(Path(copy).read_text()) == again
         assert [*evaluate(out, chat, "--comparators", "bird_ex")["measures"]] == ["bird_ex"]
+        told = mistake(evaluate, out, chat, "--model", "m/two")
+        assert "(model is 'm/one' there and 'm/two' here)" in told
         assert chat.requests == len(GOLDS)
     assert sheet["measures"]["spider_ex"]["mean"] == sheet["measures"]["spider_ts"]["mean"] == 1
     said = sheet["settings"]
@@ -96,7 +98,7 @@ def test_an_endpoint_needs_no_config(evaluate, tmp_path, capsys):
     assert sheet["measures"]["spider_ex"]["mean"] == 1
 
 
-def test_the_number_of_questions_is_never_dropped(served, evaluate, tmp_path, caplog):
+def test_the_number_of_questions_is_never_dropped(spider_root, evaluate, tmp_path, caplog):
     with serve(Chat(bare)) as chat:
         sheet = evaluate(tmp_path / "own", chat, "evaluation.questions=2", job="")
         assert (chat.requests, sheet["settings"]["questions"]) == (2, 2)
@@ -110,10 +112,9 @@ def test_the_number_of_questions_is_never_dropped(served, evaluate, tmp_path, ca
         other = evaluate(tmp_path / "seed", chat, "--limit", "3", "seed=4", job="")
         assert asked_of(other) == asked_of(sheet)
     # Of a file it is the same sample.
-    golds, json_file = write(tmp_path / "p.sql", GOLDS), tmp_path / "file.json"
-    file = ["--predictions", str(golds), "--data-root", str(served / "spider_data")]
-    evaluation.main([*file, "--data", "spider-dev", "--limit", "3", "--json", str(json_file)])
-    found = json.loads(json_file.read_text())
+    file, out = write(tmp_path / "p.sql", GOLDS), tmp_path / "file.json"
+    evaluation.main(judging(file, spider_root, "--limit", "3", "--json", str(out)))
+    found = json.loads(out.read_text())
     assert asked_of(found) == asked_of(sheet)
     assert found["measures"]["spider_ex"]["mean"] == 1
 
@@ -122,16 +123,14 @@ def asked_of(sheet: dict[str, Any]) -> list[str]:
     return [one["id"] for one in sheet["questions"]]
 
 
-def test_commands_that_need_no_learner_run_without_it(served, tmp_path, process):
+def test_commands_that_need_no_learner_run_without_it(served, spider_root, tmp_path, process):
     """In a process of its own, which the base install with the openai package can run."""
-    root = served / "spider_data"
     write(tmp_path / "p.sql", GOLDS)
-    pair = ["--db", str(root / "database" / "pets" / "pets.sqlite"), "--gold", GOLDS[0]]
-    file = ["--predictions", "p.sql", "--data", "spider-dev", "--data-root", str(root)]
-    lines = [["score", *pair, "--pred", "SELECT 2"], ["eval", *file, "--out", "file"]]
+    pair = ["--db", str(spider_root / "database" / "pets" / "pets.sqlite"), "--gold", GOLDS[0]]
+    lines = [["score", *pair, "--pred", "SELECT 2"]]
+    lines.append(["eval", *judging("p.sql", spider_root, "--out", "file")])
     with serve(Chat(brain)) as chat:
-        named = ["--cfg", str(served / "five.yaml"), "--endpoint", chat.url, "--model", "m/one"]
-        lines.append(["eval", *named, "--data", "spider-dev", "--out", "out"])
+        lines.append(["eval", *asking(served, Path("out"), chat)])
         code = (
             "import sys; from importlib import import_module\n"
             f"for module, *words in {lines}:\n"
@@ -148,9 +147,9 @@ def test_commands_that_need_no_learner_run_without_it(served, tmp_path, process)
 
 def test_an_endpoint_that_is_not_there_is_told_in_few_lines(served, tmp_path, command):
     """The client of an endpoint tells each of its attempts."""
-    named = ["--cfg", served / "five.yaml", "--endpoint", "http://127.0.0.1:9/v1", "--model", "m"]
-    where = ["--data", "spider-dev", "--out", "out", "endpoint.retries=1"]
-    done = command("launch.eval", *named, *where, cwd=tmp_path)
+    nobody = Chat(brain, url="http://127.0.0.1:9/v1")
+    words = asking(served, Path("out"), nobody, "endpoint.retries=1")
+    done = command("launch.eval", *words, cwd=tmp_path)
     assert done.returncode == 2
     assert "Retrying" not in done.stderr
     last = done.stderr.splitlines()[-1]

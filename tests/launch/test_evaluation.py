@@ -10,15 +10,12 @@ import pytest
 from launch import cli
 from launch import eval as command
 from launch.config import dump, load_config
-from launch.evaluation.answers import GREEDY, ModelFacts, Sampled
-from launch.evaluation.endpoint import EndpointSource
-from launch.evaluation.questions import own_set, rule_of
+from launch.evaluation.answers import GREEDY, Sampled
 from launch.evaluation.results import read_report, write_result
 from launch.evaluation.sampling import CheckpointSource
 from launch.policy import policy_in
 from launch.records import answer_line, write_answers
 from minirl.exchange import UserError
-from sqlenv.config import AnswerConfig
 from sqlenv.evaluators.comparators import CaseVerdict
 from sqlenv.types import Example
 from tests.worlds import make_spider
@@ -55,16 +52,6 @@ def test_what_is_recorded_agrees_with_the_verdicts(tmp_path, database):
     assert [turn["correct"] for turn in episode["turns"]] == [False, True]
     assert episode["correct"]
     assert [(turn["correct"], turn["result"]) for turn in answer["turns"]] == [(True, seen)]
-
-
-def test_a_job_with_witnesses_is_judged_on_them_first_and_by_its_rule_alone():
-    """An official rule keeps its name for itself."""
-    asks = AnswerConfig(match="spider_ex", witnesses=2)
-    found = own_set("test", (), asks)
-    assert found.measures == ("witness", "spider_ex")
-    assert rule_of(found.measures) == "spider_ex"
-    assert found.witnesses == 2
-    assert own_set("test", (), AnswerConfig(match="spider_ex")).measures == ("spider_ex",)
 
 
 # An evaluation goes on where settings and questions are the same.
@@ -118,16 +105,6 @@ def test_answers_that_are_there_are_judged_again_and_not_sampled(place, monkeypa
     assert measure() == 1
     (place / "out" / "answers.jsonl").unlink()
     assert measure() == 2
-
-
-def test_another_model_of_an_endpoint_is_another_evaluation(place):
-    config = load_config(str(place / "job.yaml"), ())
-    url = "http://127.0.0.1:9/v1"
-    one, other = (
-        EndpointSource(config, GREEDY, ModelFacts("same", name), url).deciding()
-        for name in ("m/one", "m/two")
-    )
-    assert {key for key in one if one[key] != other[key]} == {"model"}
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,7 @@ def test_a_job_s_questions_are_judged_on_as_many_witnesses_as_it_asks(tmp_path):
     found = {}
     for count in (1, 4):
         questions = own_set("test", examples, AnswerConfig(witnesses=count))
+        assert questions.measures == ("witness", "set")
         with Executor(ExecutorConfig()) as executor:
             answers = [Sampled((gold.replace("3", "4"),))] * 2
             verdicts, _ = judge(questions, answers, GREEDY, executor)
@@ -81,7 +82,7 @@ def test_a_job_s_questions_are_judged_by_numbers_as_it_compares_them(database):
             [verdict], _ = judge(questions, answers, GREEDY, executor)
         assert verdict.scores == {"set": right}
     official = own_set("test", examples, AnswerConfig(match="bird_ex"))
-    assert official.numbers == "exact"
+    assert (official.numbers, official.measures) == ("exact", ("bird_ex",))
 
 
 def test_the_turns_of_the_answer_are_those_of_its_own_episode(database):

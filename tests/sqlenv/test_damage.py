@@ -19,8 +19,6 @@ def lay(path: Path, content: Any) -> None:
     """Write a file: a text as it is, records that may be `like` another one; or make a database."""
     if content == "band":
         make_database(path.parent, content)
-    elif isinstance(content, str):
-        path.write_text(content)
     else:
         write(path, [whole(one) for one in content] if isinstance(content, list) else content)
 

@@ -72,11 +72,10 @@ def test_bird_takes_the_newest_dev_folder_and_its_descriptions(tmp_path):
     for release, question in (("dev_20240627", "old"), ("dev_20251106", "new")):
         databases = tmp_path / release / "dev_databases"
         make_set(tmp_path / release / "dev.json", databases, [bird(question=question)])
-        folder = databases / "band" / "database_description"
-        folder.mkdir()
-        (folder / "Band.csv").write_text(
+        write(
+            databases / "band" / "database_description" / "Band.csv",
             "original_column_name,column_name,column_description,data_format,value_description\n"
-            f"name,name,{question} name,text,"
+            f"name,name,{question} name,text,",
         )
     data = load_one(tmp_path, "bird", split="dev", comments="full")
     (example,) = data.examples
@@ -85,9 +84,7 @@ def test_bird_takes_the_newest_dev_folder_and_its_descriptions(tmp_path):
 
 
 def test_spider2_keeps_local_questions_and_reads_documents(tmp_path):
-    document = tmp_path / "resource" / "documents" / "hint.md"
-    document.parent.mkdir(parents=True)
-    document.write_text("read me")
+    write(tmp_path / "resource" / "documents" / "hint.md", "read me")
     made = make_database(tmp_path / "resource" / "databases", "band")
     made.rename(tmp_path / "resource" / "databases" / "band.sqlite")
     records = [
