@@ -1,6 +1,4 @@
-"""The smallest job that goes through every phase, a way to run commands as a user does, and a
-database for single queries.
-"""
+"""The smallest job of every phase, jobs that ask an endpoint, and ways to run commands."""
 
 import fcntl
 import importlib
