@@ -6,7 +6,7 @@ import math
 import re
 import shutil
 from base64 import b64decode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -135,17 +135,18 @@ def summary(
     return summarise(ReportSettings(**given | settings), verdicts, notes)
 
 
-def write_scores(path: Path, scores: Iterable[Mapping[str, float]], **settings: Any) -> Path:
-    """Write a result with these scores of each question: the file that `--json` names, or what is
-    beside a file of the name verdicts.json.
+def write_marks(path: Path, marks: str, rights: Mapping[str, str], **settings: Any) -> Path:
+    """Write a result of questions with a mark each, of which every measure has some for right: the
+    file that `--json` names, or what is beside a file of the name verdicts.json.
     """
     given: dict[str, Any] = {"data": "test", "model": ModelFacts(path.stem), **settings}
     judged = [
         verdict(
-            f"{given['data']}/{n}", difficulty="easy", sql=f"SELECT {n} -- {path.stem}", scores=one
+            f"{given['data']}/{n}", difficulty="easy", sql=f"SELECT {n} -- {path.stem}",
+            scores={measure: float(mark in right) for measure, right in rights.items()},
         )
-        for n, one in enumerate(scores)
-    ]
+        for n, mark in enumerate(marks)
+    ]  # fmt: skip
     found = summary(*judged, **given)
     if path.name == "verdicts.json":
         write_result(path.parent, found)
@@ -271,7 +272,7 @@ def make_hostile(folder: Path) -> Path:
     write(folder / "metrics.jsonl", [numbers | dict.fromkeys(HOSTILE, 1.0)])
     settings = {"seed": 0, "run": {"name": HOSTILE[0]}, HOSTILE[1]: HOSTILE[2], "train": {}}
     (folder / "config.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
-    (folder / "versions.json").write_text(json.dumps({HOSTILE[0]: HOSTILE[1]}))
+    write(folder / "versions.json", {HOSTILE[0]: HOSTILE[1]})
     return folder
 
 

@@ -23,8 +23,8 @@ from .report_cases import (
     make_run,
     question,
     unfinish,
+    write_marks,
     write_page,
-    write_scores,
 )
 
 MINUS = "\N{MINUS SIGN}"
@@ -110,9 +110,8 @@ def test_the_page_has_each_part_with_the_right_numbers(page, html, run):
 def test_an_evaluation_says_what_it_is_of(page, place):
     """One place: shares by part, right and wrong, settings; neither flips nor curves."""
     settings: dict[str, Any] = {"decode": "vote@8", "timeout_s": 60.0}
-    settings |= {"versions": {"sqlite": "3.1"}}
-    scores = [{"ex": float(n == 1)} for n in range(4)]
-    result = write_scores(place / "result.json", scores, model=ModelFacts("m"), **settings)
+    settings |= {"versions": {"sqlite": "3.1"}, "model": ModelFacts("m")}
+    result = write_marks(place / "result.json", "0100", {"ex": "1"}, **settings)
     page.open(write_page(result))
     facts = ["judged by\tex", "held-out questions\t4", "queries that fail\t0"]
     assert page.texts("#verdict .one tr") == [*facts, "decoding\tvote@8", "seed\t0"]
@@ -129,7 +128,7 @@ def test_an_evaluation_says_what_it_is_of(page, place):
 
 
 def test_runs_of_which_one_has_another_rule_say_by_which_each_is_judged(page, place):
-    other = write_scores(place / "other.json", [{"ex": 1.0}] * 4)
+    other = write_marks(place / "other.json", "1111", {"ex": "1"})
     page.open(write_page(other, make_run(place / "one-rule-seed0")))
     table = "#verdict .scores > .card > table"
     heads = page.texts(f"{table} th")

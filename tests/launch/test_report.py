@@ -25,8 +25,8 @@ from .report_cases import (
     summary,
     unfinish,
     verdict,
+    write_marks,
     write_page,
-    write_scores,
 )
 
 
@@ -82,8 +82,7 @@ def test_other_questions_of_the_same_ids_stand_apart(tmp_path):
     first = sheet(tmp_path / "first.json", "1")
     found = json.loads(first.read_text())
     found["questions"][0]["question"] = "another?"
-    second = tmp_path / "second.json"
-    second.write_text(json.dumps(found))
+    second = write(tmp_path / "second.json", found)
     third, page = shutil.copy(first, tmp_path / "third.json"), tmp_path / "page.html"
     report.main([str(first), str(second), str(third), "--out", str(page)])
     told = [
@@ -230,16 +229,15 @@ def sheet(path: Path, right: str, **more: Any) -> Path:
     """Write a result; of each question 1 is right by both measures, + by EX alone, 0 by none."""
     programs = {"spider_ex": "program @ 1", "spider_ts": "program @ 1"}
     settings = {"data": "spider-dev", "fingerprint": "f", "versions": {"sqlite": "3"}}
-    scores = [{"spider_ex": float(one in "1+"), "spider_ts": float(one == "1")} for one in right]
-    return write_scores(path, scores, comparators=programs, **settings | more)
+    rights = {"spider_ex": "1+", "spider_ts": "1"}
+    return write_marks(path, right, rights, comparators=programs, **settings | more)
 
 
 def witnessed(path: Path, right: str, witnesses: int) -> Path:
     """Write a result like `sheet`: 1 by its witnesses and by the rule, + by the rule alone."""
     programs = {"witness": f"ours: set, up to {witnesses} witnesses", "set": "ours"}
-    told = [{"witness": float(one == "1")} if witnesses else {} for one in right]
-    scores = [one | {"set": float(mark in "1+")} for one, mark in zip(told, right, strict=True)]
-    return write_scores(path, scores, comparators=programs)
+    rights = {"witness": "1", "set": "1+"} if witnesses else {"set": "1+"}
+    return write_marks(path, right, rights, comparators=programs)
 
 
 @pytest.mark.parametrize("others", [0, 2, 4])
@@ -257,9 +255,8 @@ def test_runs_are_compared_by_what_both_are_judged_by_alike(tmp_path, capsys, ot
 def trained(folder: Path, right: str, *, questions: int | None = None) -> Path:
     """Write what launch.train leaves."""
     model = ModelFacts(f"{folder.name}/after", base="Qwen", reward="expo")
-    path = folder / "after" / "verdicts.json"
-    write_scores(path, [{"set": float(mark)} for mark in right], model=model)
-    (folder / "result.json").write_text(json.dumps({"questions": questions or len(right)}))
+    write_marks(folder / "after" / "verdicts.json", right, {"set": "1"}, model=model)
+    write(folder / "result.json", {"questions": questions or len(right)})
     config = {"train": {}, "model": {"path": "models/Qwen"}, "reward": {"kind": "expo"}}
     (folder / "config.yaml").write_text(yaml.safe_dump(config | {"env": {"match": "set"}}))
     return folder
@@ -367,9 +364,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path, beside):
         "dk": {"data": "spider-dk"},
     }.items():  # fmt: skip
         sheet(tmp_path / f"{name}.json", "11", **more)
-    (tmp_path / "nameless.json").write_text(
-        json.dumps(json.loads(base.read_text()) | {"settings": {}})
-    )
+    write(tmp_path / "nameless.json", json.loads(base.read_text()) | {"settings": {}})
     trained(tmp_path / "three", "11", questions=3)
     trained(tmp_path / "killed", "11")
     (tmp_path / "killed" / "result.json").unlink()
