@@ -101,12 +101,11 @@ TRAINERS: dict[TrainerName, Callable[..., dict[str, Any]]] = {
     ids=lambda one: one if isinstance(one, str) else one["why"],
 )
 def test_each_trainer_gets_the_score_of_an_episode_and_why(database, trainer, case):
-    settings: Any = {**ONE_SHOT, "reward": {"kind": case["reward"]}}
-    settings |= {"env": case["env"]} if "env" in case else {}
     example = Example("1", "?", "d", database, GOLD, **case.get("question", {}))
     (row,) = rows(trainer, [example], lambda _: (Message("user", "Who?"),))
     # Trainers read their settings with libraries that have mappings of their own.
-    found = TRAINERS[trainer](MappingProxyType(settings), row, case)
+    settings = MappingProxyType(case["settings"] | {"executor": {"workers": 1}})
+    found = TRAINERS[trainer](settings, row, case)
     why = {name: case[name] for name in ("correct", "status", "sql")}
     total = pytest.approx(sum(case["parts"].values()))
     parts = {name: pytest.approx(part) for name, part in case["parts"].items()}
