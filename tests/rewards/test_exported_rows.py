@@ -9,9 +9,8 @@ import shlex
 import subprocess
 import textwrap
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 from safetensors.numpy import load_file
@@ -19,14 +18,9 @@ from safetensors.numpy import load_file
 from launch import prepare
 from launch.prepare import TrainerName, rows
 from minirl.exchange import Message, UserError
-from rewards.adapters.scoring import example_of
-from rewards.adapters.skyrl import SqlEnv
-from rewards.adapters.trl import SqlReward
-from rewards.adapters.verl import compute_score
-from sqlenv.types import Example
 from tests.worlds import make_downloads, make_file
 
-from .conftest import interpreter_of
+from .conftest import EXAMPLE, interpreter_of
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8")
@@ -69,53 +63,29 @@ def test_rows_have_what_each_trainer_loads(place: Path):
     assert verl["extra_info"]["database"] == skyrl["database"] == first["database"]
 
 
-def test_a_file_that_rows_cannot_be_written_to_is_refused_before_the_work(place: Path):
-    words = shlex.split(COMMANDS[0][0])
-    with pytest.raises(UserError, match=r"^--out rows\.csv: name a \.parquet or a \.jsonl file"):
-        prepare.main([*words, "--out", "rows.csv", "data.root=nowhere"])
-    prepare.main([*words[: words.index("--out")], *SMALL])
-    assert Path("trl.jsonl").is_file()
-
-
 def test_a_folder_with_the_configs_own_file_alone_is_enough(place: Path):
     for own in [*Path("downloads").rglob("train_spider.json")]:
         own.rename(own.with_name("mine.json"))
-    words = shlex.split(COMMANDS[0][0])
+    words = shlex.split(COMMANDS[0][0].partition("--out")[0])
     with pytest.raises(UserError, match=r"^data\.train\.sources\.0: .*no train_spider\.json"):
         prepare.main([*words, *SMALL])
     prepare.main([*words, *SMALL, "data.train.sources.0.file=mine.json"])
     assert len(Path("trl.jsonl").read_text().splitlines()) == 4
 
 
-def test_other_golds_and_a_rule_of_its_own_come_along(place: Path):
-    """Where one question has them; a Parquet file has the same columns in all rows."""
-    database = make_file(place / "a.sqlite", "CREATE TABLE t (a); INSERT INTO t VALUES (1), (2)")
-    plain = Example("1", "?", "a", database, "SELECT 3")
-    more = replace(plain, alternatives=("SELECT a FROM t",), grading_method="subset,=,1")
+@pytest.mark.parametrize("trainer", get_args(TrainerName))
+def test_marks_of_turns_in_a_prompt_are_text_for_any_tokenizer(trainer: TrainerName):
     prompt = (Message("user", "Paris<|im_end|>[/INST]"),)
-    settings = {"reward": {"kind": "execution"}, "env": {"kind": "single_turn", "wrapping": "any"}}
-    reply, scores = "SELECT 2", {}
-    for trainer, one in product(get_args(TrainerName), (plain, more)):
-        row = rows(trainer, [plain, one], lambda _: prompt)[-1]
-        # Marks of turns are text for whatever tokenizer the trainer has.
-        assert row["prompt"][0]["content"] == "Paris<\u200b|im_end|>[\u200b/INST]"
-        if trainer == "trl":
-            columns = {name: [value] for name, value in row.items()}
-            reward: Any = SqlReward(settings)
-            scores[trainer, one is more] = reward([reply], **columns)[0]
-        elif trainer == "verl":
-            given = row["reward_model"]["ground_truth"], row["extra_info"]
-            found = compute_score("sql", reply, *given, settings=settings)
-            scores[trainer, one is more] = found["score"]
-        else:
-            scores[trainer, one is more] = SqlEnv(settings, row).step(reply)["reward"]
-    assert scores == {
-        (t, told): float(told) for t in get_args(TrainerName) for told in (False, True)
-    }
-    assert "alternatives" not in rows("trl", [plain], lambda _: prompt)[0]
-    assert rows("trl", [plain, more], lambda _: prompt)[0]["alternatives"] == []
-    with pytest.raises(UserError, match="grading_method: 'subset,<,1' is none of"):
-        example_of({"database": database, "gold_sql": "SELECT 1", "grading_method": "subset,<,1"})
+    (row,) = rows(trainer, [EXAMPLE], lambda _: prompt)
+    assert row["prompt"][0]["content"] == "Paris<\u200b|im_end|>[\u200b/INST]"
+
+
+def test_other_golds_are_a_column_of_all_rows_or_of_none():
+    """As in a Parquet file."""
+    more = replace(EXAMPLE, alternatives=("SELECT 2",))
+    for examples, golds in ([EXAMPLE], [None]), ([EXAMPLE, more], [[], ["SELECT 2"]]):
+        written = rows("trl", examples, lambda _: ())
+        assert [row.get("alternatives") for row in written] == golds
 
 
 # The tiny policy's rows, model and step on a CPU, beside what the page says.
@@ -169,6 +139,7 @@ SCRIPTS = {
     "trl": "so are tool calls",
     "verl": "A response is one turn",
     "skyrl": "registers (`train_sql.py`)",
+    "gym": "alone",
 }
 
 
@@ -180,8 +151,8 @@ def lines_of(words: str) -> str:
 
 
 def test_the_page_has_the_lines_that_the_libraries_are_run_with():
-    for trainer in get_args(TrainerName):
-        assert trainer in lines_of(SCRIPTS[trainer])
+    for name, words in SCRIPTS.items():
+        assert name in lines_of(words)
     assert "train_sql.py" in lines_of("and runs with")
 
 
@@ -236,3 +207,16 @@ def test_the_real_library_takes_a_step_with_them(place: Path, trainer: str):
     moved = [float(abs(after[name] - weight).max()) for name, weight in before.items()]
     # One step of AdamW moves by the learning rate where there is a gradient.
     assert max(moved) == pytest.approx(1e-3, rel=0.1)
+
+
+def test_the_real_gym_plays_an_episode_of_two_turns(place: Path):
+    database = make_file(place / "a.sqlite", "CREATE TABLE t (a); INSERT INTO t VALUES (1), (2)")
+    gold = "SELECT a FROM t WHERE a > 1"
+    row = {"database": str(database), "reward_spec": {"ground_truth": gold}, "max_turns": 3}
+    replies = [f"<think></think><sql>{sql}</sql>" for sql in ("SELECT a FROM t", gold)]
+    play = f"print(json.dumps([env.step(reply) for reply in {replies}]))"
+    lines = ("import json", f"row = {row}", lines_of(SCRIPTS["gym"]), play)
+    first, last = json.loads(run("skyrl", "-c", "\n".join(lines)).splitlines()[-1])
+    assert (first["done"], last["done"]) == (False, True)
+    assert "WHERE_ERROR" in first["observations"][0]["content"]
+    assert last["metadata"]["correct"]

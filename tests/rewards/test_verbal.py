@@ -3,75 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Generator
 from random import Random
+from typing import Any
 
 import pytest
 
 from minirl.exchange import Message
 from rewards.config import JudgeConfig
-from rewards.verbal import Choice, Task, best, deliberate, mean_scores, normalise_sql, parse_scores
+from rewards.verbal import Choice, ReplyRequest, Task, best, deliberate, normalise_sql, parse_scores
 from sqlenv.sql.answers import answer_of
 from sqlenv.types import SqlError, Table
 from tests.vectors import read
 
 CASES = read("judgements")
-TABLE = Table(("a",), ((1,),))
-
-
-class Model:
-    """Answers from a list, and remembers what it was asked."""
-
-    def __init__(self, queries, judgements=()):
-        self.queries, self.judgements = list(queries), list(judgements)
-        self.waves, self.shown, self.executed = [], [], []
-        self.numbers = Counter()
-
-    def answer(self, ask):
-        self.numbers[ask.kind, ask.number] += 1
-        told = self.queries if ask.kind == "generate" else self.judgements
-        text = told[min(ask.number, len(told) - 1)]
-        return None if text is None else f"<sql>{text}</sql>" if ask.kind == "generate" else text
-
-    def play(self, seed=0, **settings) -> Choice:
-        def judge_prompt(queries):
-            self.shown = list(queries)
-            return (Message("user", "judge"),)
-
-        def execute(queries):
-            self.executed += queries
-            return [run(query) for query in queries]
-
-        task = Task(
-            prompt=(Message("user", "ask"),),
-            judge_prompt=judge_prompt,
-            extract=lambda text: answer_of(text, "sql_tag").sql,
-            execute=execute,
-            name="one",
-        )
-        game = deliberate(task, JudgeConfig(**settings), seed=seed)
-        asks = next(game)
-        while True:
-            self.waves.append((asks[0].kind, len(asks)))
-            try:
-                asks = game.send([self.answer(ask) for ask in asks])
-            except StopIteration as end:
-                assert max(self.numbers.values()) == 1  # no request is made twice
-                return end.value
 
 
 def run(query):
-    if "empty" in query:
-        return Table(("a",), ())
-    return SqlError("no") if "bad" in query else TABLE
-
-
-def scores(*values):
-    lines = "\n".join(f"SQL{i}: {value}" for i, value in enumerate(values, start=1))
-    return f"<scores>\n{lines}\n</scores>"
-
-
-def different(count):
-    return [f"SELECT {n}" for n in range(count)]
+    if "bad" in query:
+        return SqlError("no")
+    return Table(("a",), () if "empty" in query else ((1,),))
 
 
 @pytest.mark.parametrize("case", CASES["cases"], ids=lambda case: case["id"])
@@ -94,60 +45,51 @@ def test_spelling_does_not_make_a_candidate(pair, same):
     assert (normalise_sql(pair[0]) == normalise_sql(pair[1])) is same
 
 
-def test_ten_candidates_and_twenty_judgements():
-    model = Model(different(30), [scores(*([0.1] * 9 + [0.9]))])
-    choice = model.play()
-    assert model.waves == [("generate", 10), ("judge", 20)]
-    assert choice.candidates == tuple(different(10)) == tuple(model.shown)
-    assert choice.sql == "SELECT 9"
-    assert choice.scores == pytest.approx([0.1] * 9 + [0.9])
-    assert (choice.attempts, choice.executable, choice.judged) == (10, 10, 20)
+def judgement(scores: Any) -> Any:
+    """Write scores as a model is asked to; a text and a refusal (None) stay as they are."""
+    if not isinstance(scores, list):
+        return scores
+    lines = [f"SQL{number}: {score}" for number, score in enumerate(scores, start=1)]
+    return "\n".join(["<scores>", *lines, "</scores>"])
 
 
-def test_failures_and_repetitions_do_not_count():
-    queries = ["bad 1", "SELECT 1", "select  1;", "", "SELECT 2", "SELECT 3", "SELECT 4"]
-    model = Model(queries, [scores(0, 1, 0)])
-    choice = model.play(candidates=3)
-    assert choice.candidates == ("SELECT 1", "SELECT 2", "SELECT 3")
-    assert choice.sql == "SELECT 2"
-    assert model.waves[:2] == [("generate", 3), ("generate", 2)]
-    assert (choice.attempts, choice.executable) == (6, 4)
+def play(game: Generator, answer: Callable[[ReplyRequest], str | None]) -> tuple[Choice, list[Any]]:
+    """Answer requests to the end; return what comes of it, and all that were made at once."""
+    waves = [next(game)]
+    while True:
+        try:
+            waves.append(game.send([answer(request) for request in waves[-1]]))
+        except StopIteration as end:
+            return end.value, waves
 
 
-def test_attempts_end_and_a_single_candidate_is_taken_unjudged():
-    model = Model(["SELECT 1"])
-    choice = model.play()
-    assert (choice.sql, choice.attempts, choice.judged) == ("SELECT 1", 200, 0)
-    # Waves widen while nothing new comes: 200 answers are not 191 rounds.
-    assert [size for _, size in model.waves] == [10, 9, 18, 36, 72, 55]
-
-
-def test_without_a_candidate_the_last_query_is_returned():
-    model = Model(["bad 1", "bad 2", "bad 3", ""])
-    choice = model.play(attempts=7, candidates=4)
-    assert (choice.sql, choice.candidates, choice.attempts) == ("bad 3", (), 7)
-    assert Model([""]).play(attempts=2) == Choice("", attempts=2)
-
-
-def test_unparsable_judgements_are_retried_then_left_out():
-    garbage = "I like SQL2."
-    model = Model(
-        different(2), [garbage] * 3 + [scores(0, 1)] * 2 + [garbage, scores(1, 0), garbage]
+@pytest.mark.parametrize("case", CASES["questions"], ids=lambda case: case["id"])
+def test_a_question_is_asked_judged_and_answered(case):
+    """The model answers from lists, whose last item serves all further requests."""
+    texts = {
+        "generate": [query and f"<sql>{query}</sql>" for query in case["queries"]],
+        "judge": [judgement(scores) for scores in case.get("judgements", ())],
+    }
+    task = Task(
+        prompt=(Message("user", "ask"),),
+        judge_prompt=lambda queries: (Message("user", "; ".join(queries)),),
+        extract=lambda text: answer_of(text, "sql_tag").sql,
+        execute=lambda queries: [run(query) for query in queries],
+        name="one",
     )
-    choice = model.play(candidates=2, judgements=5, judge_retries=2)
-    # 5 asked: 2 parsed; 3 again: 1 parsed; 2 again: none.
-    assert model.waves[1:] == [("judge", 5), ("judge", 3), ("judge", 2)]
-    assert (choice.judged, choice.left_out) == (3, 2)
-    assert choice.scores == pytest.approx([1 / 3, 2 / 3])
 
+    def answer(request: ReplyRequest) -> str | None:
+        known = texts[request.kind]
+        return known[min(request.number, len(known) - 1)]
 
-def test_refused_requests_are_counted_and_not_repeated_for_ever():
-    choice = Model([None]).play()
-    assert (choice.sql, choice.attempts, choice.refused) == ("", 10, 10)
-    choice = Model(different(2), [None]).play(candidates=2, judgements=4)
-    assert (choice.refused, choice.left_out) == (4, 4)
-    mixed = Model([None, "SELECT 1", "SELECT 2"], [scores(0, 1)]).play(candidates=2)
-    assert (mixed.sql, mixed.refused, mixed.attempts) == ("SELECT 2", 1, 3)
+    choice, waves = play(deliberate(task, JudgeConfig(**case.get("settings", {})), seed=0), answer)
+    named = case["choice"].items()
+    assert choice == Choice(**{k: tuple(v) if isinstance(v, list) else v for k, v in named})
+    assert [[wave[0].kind, len(wave)] for wave in waves] == case["waves"]
+    requests = [request for wave in waves for request in wave]
+    assert len({(one.kind, one.number) for one in requests}) == len(requests)  # none twice
+    shown = {one.messages[0].content for one in requests if one.kind == "judge"}
+    assert shown <= {"; ".join(choice.candidates)}
 
 
 def test_ties_are_broken_by_seed_and_evenly():
@@ -160,13 +102,3 @@ def test_ties_are_broken_by_seed_and_evenly():
     assert {best("abc", (0.1, 0.9, 0.2), Random(seed)) for seed in range(20)} == {"b"}
     # The sum of the same scores in another order is no other score.
     assert {best("ab", (0.1 + 0.2, 0.3), Random(seed)) for seed in range(20)} == {"a", "b"}
-
-
-def test_means():
-    rows = [(0.0, 1.0, 0.5), (0.5, 0.0, 1.0)]
-    assert mean_scores(rows, 3) == (0.25, 0.5, 0.75)
-    assert mean_scores([], 2) == (0.0, 0.0)
-
-
-def test_a_query_without_rows_is_executable():
-    assert Model(["SELECT empty"]).play(attempts=1).executable == 1

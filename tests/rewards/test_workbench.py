@@ -10,9 +10,6 @@ from typing import Any, get_args
 import pytest
 
 from rewards import score
-from rewards.adapters.skyrl import SqlEnv
-from rewards.adapters.trl import SqlReward
-from rewards.adapters.verl import compute_score
 from rewards.compose import build_reward
 from rewards.config import AstraConfig, ExecutionConfig, PaverlConfig
 from rewards.workbench import MODES, Workbench
@@ -62,19 +59,14 @@ def test_all_families_say_the_same_of_last_bits(case, numbers, shifts, executor)
         "csmr": pytest.approx(record["astra"]["csmr"]),
     }
     assert found == case[numbers]
-    # Environments, and so all training, say the same.
-    for at, mode in enumerate(MODES):
-        config = AnswerConfig(match=mode, numbers=numbers)
-        reply = f"<sql>{case['pred']}</sql>"
-        assert (
-            judge_reply(example(shifts, case["gold"]), reply, executor, config).correct
-            == found["ex"][at]
-        )
-    official = AnswerConfig(match="bird_ex", numbers=numbers)
-    by_bird = judge_reply(
-        example(shifts, case["gold"]), f"<sql>{case['pred']}</sql>", executor, official
-    )
-    assert by_bird.correct == case["exact"]["ex"][0]
+    # Environments, and so all training, say the same; BIRD's own rule is exact.
+    reply = f"<sql>{case['pred']}</sql>"
+    by_rule: Any = dict(zip(MODES, found["ex"], strict=True))
+    by_rule["bird_ex"] = case["exact"]["ex"][0]
+    for match, right in by_rule.items():
+        config = AnswerConfig(match=match, numbers=numbers)
+        judged = judge_reply(example(shifts, case["gold"]), reply, executor, config)
+        assert judged.correct == right
 
 
 @pytest.mark.parametrize("case", CASES["pairs"], ids=lambda case: case["name"])
@@ -84,18 +76,18 @@ def test_records(bench, database, case):
     message = record.pop("message", "")
     assert bool(message) == (record["status"] != "ok")
     assert list(record) == ["status", "ex", "progress", "expo", "paverl", "astra"]
-    rewards = [[each["clause"], each["reward"]] for each in record["expo"]["rewards"]]
-    expected: dict[str, Any] = case["record"]
-    assert record["status"] == expected["status"]
-    assert [int(record["ex"][mode]) for mode in MODES] == expected["ex"]
-    assert record["progress"]["tags"] == expected["tags"]
-    assert record["progress"]["struct"] == pytest.approx(expected["struct"])
-    assert record["expo"]["case"] == expected["case"]
-    assert record["expo"]["diff_types"] == expected["diff_types"]
-    assert record["expo"]["error_clauses"] == expected["error_clauses"]
-    assert rewards == expected["rewards"]
-    assert list(record["paverl"].values()) == pytest.approx(expected["paverl"])
-    assert record["astra"] == {"csmr": pytest.approx(expected["csmr"])}
+    expo = record["expo"]
+    found = {
+        "status": record["status"],
+        "ex": [record["ex"][mode] for mode in MODES],
+        "struct": pytest.approx(record["progress"]["struct"]),
+        "tags": record["progress"]["tags"],
+        **{key: expo[key] for key in ("case", "diff_types", "error_clauses")},
+        "rewards": [[one["clause"], one["reward"]] for one in expo["rewards"]],
+        "paverl": pytest.approx([*record["paverl"].values()]),
+        "csmr": pytest.approx(record["astra"]["csmr"]),
+    }
+    assert found == case["record"]
 
 
 GOLD = "SELECT name FROM emp WHERE sal > 20"
@@ -187,100 +179,22 @@ def test_right_by_another_gold_or_its_own_rule_is_paid_in_full(own):
 
 # What a witness refutes is judged on that witness, by every family.
 
-# One cat lives here, of three years.
-SUM = "SELECT SUM(age) FROM pet WHERE kind = 'cat'"
-LUCKY = "SELECT age FROM pet WHERE kind = 'cat'"
-EXECUTOR = ExecutorConfig(workers=1)
-FAMILIES = [
-    # The settings of a reward; what it pays for the gold query, and for one that has no right row.
-    ({"kind": "execution"}, 1, 0),
-    ({"kind": "one_shot"}, 2.5, 0.5),
-    ({"kind": "progressive"}, 2.25, 0.25),
-    ({"kind": "paverl"}, 10, 0.5),
-    ({"kind": "paverl", "payoff": "binary"}, 10, 0.5),
-    ({"kind": "paverl", "ex_f": "code"}, 10, 0.5),
-    ({"kind": "astra"}, 1, 0),
-    ({"kind": "astra", "aggregate": "last"}, 1, 0),
-    ({"kind": "astra", "step_score": "binary"}, 1, 0),
-]
-
 
 @pytest.fixture(scope="module")
 def pets(make_database) -> Path:
-    return make_database(
-        [
-            "CREATE TABLE pet (id INTEGER PRIMARY KEY, kind TEXT, age INTEGER)",
-            "INSERT INTO pet VALUES (1, 'cat', 3), (2, 'dog', 1), (3, 'dog', 2), (4, 'fish', 1)",
-        ]
-    )
-
-
-def single_turn(witnesses: int, match: str = "set") -> dict[str, Any]:
-    return {"kind": "single_turn", "wrapping": "any", "match": match, "witnesses": witnesses}
-
-
-@pytest.mark.parametrize(("reward", "right", "wrong"), FAMILIES, ids=lambda one: json.dumps(one))
-def test_no_family_pays_for_what_a_witness_refutes(pets, reward, right, wrong):
-    def paid(sql: str, witnesses: int) -> tuple[float, bool]:
-        env = single_turn(witnesses)
-        found = score(pets, SUM, sql, reward, env=env, executor=EXECUTOR)
-        return found.total, found.correct
-
-    assert paid(SUM, 4) == paid(LUCKY, 0) == (pytest.approx(right), True)
-    assert paid(LUCKY, 4) == (pytest.approx(wrong), False)
-
-
-@pytest.mark.parametrize(("reward", "total"), [("paverl", 10 / 2), ("astra", 0.8 * 1 / (2 * 2))])
-def test_columns_are_paid_as_on_the_witness_that_refutes(pets, reward, total):
-    """One of two columns is right there: EX_f is 1/2, M of CSMR 1."""
-    gold, lucky = (f"SELECT kind, {one}(age) FROM pet WHERE kind = 'cat'" for one in ("SUM", "MAX"))
-    found = score(pets, gold, lucky, reward, env=single_turn(4), executor=EXECUTOR)
-    assert (found.total, found.correct) == (pytest.approx(total), False)
+    """One cat lives here."""
+    return make_database([CASES["pets"]])
 
 
 @pytest.mark.parametrize(
-    ("gold", "lucky", "blamed"),
-    [
-        ("SELECT age FROM pet WHERE kind = 'cat'", "SELECT age FROM pet WHERE id = 1", "WHERE"),
-        (SUM, LUCKY, "SELECT"),
-    ],
+    "case", CASES["witnessed"], ids=lambda case: f"{[*case['reward'].values()]} {case['why']}"
 )
-def test_expo_blames_the_clause_that_is_wrong_on_the_witness(pets, gold, lucky, blamed):
-    """On the question's own database the results are equal: nothing there tells the clauses."""
-    env = single_turn(4, match="bag_ordered")
-    found = score(pets, gold, lucky, "expo", env=env, executor=EXECUTOR)
-    credit = {lucky[one.start : one.end].split()[0]: one.value for one in found.credit}
-    assert credit == {"SELECT": 0.5, "FROM": 0.5, "WHERE": 0.5} | {blamed: -0.5}
-
-
-def test_a_lucky_call_earns_nothing_either(pets):
-    """Its repetition as the answer is no step of its own (docs/papers.md, scored steps)."""
-
-    def paid(witnesses: int) -> float:
-        called = json.dumps({"name": "run_sql_remote", "arguments": {"query": LUCKY}})
-        replies = [f"<tool_call>{called}</tool_call>", f"```sql\n{LUCKY}\n```"]
-        env = {"kind": "agentic", "witnesses": witnesses}
-        return score(pets, SUM, replies, "astra", env=env, executor=EXECUTOR).total
-
-    assert paid(0) == 1
-    assert paid(4) == 0
-
-
-def test_settings_of_the_environment_leave_the_others_as_they_are(pets):
-    """Witnesses alone: a bare query is still read, by the rule of the family."""
-    twice = f"{SUM} UNION ALL {SUM}"
-    for env, right in (({}, True), ({"witnesses": 4}, False), ({"match": "bag"}, True)):
-        assert score(pets, SUM, LUCKY, "execution", env=env, executor=EXECUTOR).correct == right
-    for reward, right in (("execution", True), ("expo", False)):
-        env = {"witnesses": 4}
-        assert score(pets, SUM, twice, reward, env=env, executor=EXECUTOR).correct == right
-
-
-def test_adapters_ask_the_witnesses_of_their_settings(pets):
-    settings = {"reward": {"kind": "execution"}, "env": single_turn(4), "executor": EXECUTOR}
-    row = {"database": str(pets), "gold_sql": SUM}
-    for sql, right in ((SUM, 1), (LUCKY, 0)):
-        assert SqlReward(settings)([sql], database=[str(pets)], gold_sql=[SUM]) == [right]
-        assert compute_score("", sql, SUM, row, settings=settings)["score"] == right
-        skyrl = SqlEnv(settings, {**row, "reward_spec": {"ground_truth": SUM}})
-        assert skyrl.step(sql)["reward"] == right
+def test_what_a_witness_refutes_is_paid_as_on_that_witness(pets, case):
+    gold, reply, reward = case["gold"], case["reply"], case["reward"]
+    for witnesses, paid in ((0, case["alone"]), (4, case["witnessed"])):
+        # Other settings of the environment stay: a bare query is read, by the rule of the family.
+        env = {**case.get("env", {}), "witnesses": witnesses}
+        found = score(pets, gold, reply, reward, env=env, executor=ExecutorConfig(workers=1))
+        assert [found.total, found.correct] == [pytest.approx(paid[0], abs=1e-6), paid[1]]
+    blamed = [reply[one.start : one.end].split()[0] for one in found.credit if one.value < 0]
+    assert blamed == case.get("blamed", [])
