@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from random import Random
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from minirl.exchange import Message
 from rewards.config import JudgeConfig
@@ -53,7 +54,10 @@ def judgement(scores: Any) -> Any:
     return "\n".join(["<scores>", *lines, "</scores>"])
 
 
-def play(game: Generator, answer: Callable[[ReplyRequest], str | None]) -> tuple[Choice, list[Any]]:
+Game = Generator[list[ReplyRequest], Sequence[str | None], Choice]
+
+
+def play(game: Game, answer: Callable[[ReplyRequest], str | None]) -> tuple[Choice, list[Any]]:
     """Answer requests to the end; return what comes of it, and all that were made at once."""
     waves = [next(game)]
     while True:
@@ -83,8 +87,7 @@ def test_a_question_is_asked_judged_and_answered(case):
         return known[min(request.number, len(known) - 1)]
 
     choice, waves = play(deliberate(task, JudgeConfig(**case.get("settings", {})), seed=0), answer)
-    named = case["choice"].items()
-    assert choice == Choice(**{k: tuple(v) if isinstance(v, list) else v for k, v in named})
+    assert choice == TypeAdapter(Choice).validate_python(case["choice"])
     assert [[wave[0].kind, len(wave)] for wave in waves] == case["waves"]
     requests = [request for wave in waves for request in wave]
     assert len({(one.kind, one.number) for one in requests}) == len(requests)  # none twice
