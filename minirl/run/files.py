@@ -143,8 +143,7 @@ def describe(error: Mapping[str, Any]) -> str:
         return f"kind should be one of {error['ctx']['expected_tags']}, not {error['ctx']['tag']!r}"
     words = next((words for start, words in _WORDS.items() if kind.startswith(start)), "")
     words = words or error["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    # A rule over several keys names them itself; its input is the whole mapping.
-    if kind == "value_error" and isinstance(error["input"], Mapping):
+    if kind == "value_error":  # a rule of ours names itself what it refuses
         return words
     return f"{words}, not {error['input']!r:.60}"
 
