@@ -135,6 +135,6 @@ def check(
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(str(names.get(str(part), part)) for part in first["loc"])
-        words, kind = first["msg"].removeprefix("Value error, "), first["type"]
-        found = "" if kind in ("missing", "value_error") else f", not {first['input']!r:.60}"
+        words, mistake = first["msg"].removeprefix("Value error, "), first["type"]
+        found = "" if mistake in ("missing", "value_error") else f", not {first['input']!r:.60}"
         raise UserError(f"{where}: {field}: {words}{found}; {advice}") from None
