@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from launch import report
 from launch.evaluation.answers import ModelFacts
@@ -162,20 +161,6 @@ def test_records_that_are_none_are_left_out(tmp_path):
     assert numbers["reward/total"][-2:] == [None, None]
 
 
-def test_seeds_are_alike_and_settings_that_differ_are_named(tmp_path):
-    folder = tmp_path / "study"
-    for name, seed, rate in (("a", 0, 0.001), ("b", 1, 0.001), ("c", 2, 0.002)):
-        make_run(folder / name, steps=2, seed=seed, rate=rate)
-    overview = opened(write_page(folder))["overview"]
-    assert [run["name"] for run in overview["runs"]] == ["a", "b", "c"]
-    assert overview["alike"] == [[0, 1], [2]]
-    assert overview["differing"] == {
-        "seed": [0, 1, 2],
-        "model.path": [f"starts/seed{seed}/model" for seed in range(3)],
-        "train.optimizer.learning_rate": [0.001, 0.001, 0.002],
-    }
-
-
 @pytest.mark.parametrize(
     ("given", "names"),
     [
@@ -245,16 +230,6 @@ def test_runs_are_compared_by_what_both_are_judged_by_alike(tmp_path, capsys, ot
     overview = opened(tmp_path / "page.html")["overview"]
     both = ["witness", "set"] if others == 4 else ["set", "witness"]
     assert (overview["rules"], overview["apart"]) == (both, [] if others == 4 else ["witness"])
-
-
-def trained(folder: Path, right: str, *, questions: int | None = None) -> Path:
-    """Write what launch.train leaves."""
-    model = ModelFacts(f"{folder.name}/after", base="Qwen", reward="expo")
-    write_marks(folder / "after" / "verdicts.json", right, {"set": "1"}, model=model)
-    write(folder / "result.json", {"questions": questions or len(right)})
-    config = {"train": {}, "model": {"path": "models/Qwen"}, "reward": {"kind": "expo"}}
-    (folder / "config.yaml").write_text(yaml.safe_dump(config | {"env": {"match": "set"}}))
-    return folder
 
 
 @pytest.fixture
@@ -335,11 +310,6 @@ def test_rows_are_split_by_decoding_and_columns_say_of_how_much_they_are(tmp_pat
     assert {row.split(" | ")[1] for row in rows if row.startswith("| m |")} == {"greedy", "vote@8"}
 
 
-def test_runs_of_training_are_compared_after_it(tmp_path, beside):
-    printed, _ = beside(trained(tmp_path / "one", "1100"), trained(tmp_path / "two", "1111"))
-    assert all(each in printed for each in ("one/after", "Qwen", "expo", "+50.0 ["))
-
-
 def test_another_sqlite_is_told(tmp_path, beside, caplog):
     versions = {"sqlite": "4"}
     beside(sheet(tmp_path / "a.json", "10"), sheet(tmp_path / "b.json", "11", versions=versions))
@@ -360,9 +330,9 @@ def test_what_cannot_be_compared_is_refused(tmp_path, beside):
     }.items():  # fmt: skip
         sheet(tmp_path / f"{name}.json", "11", **more)
     write(tmp_path / "nameless.json", json.loads(base.read_text()) | {"settings": {}})
-    trained(tmp_path / "three", "11", questions=3)
-    trained(tmp_path / "killed", "11")
-    (tmp_path / "killed" / "result.json").unlink()
+    three = make_run(tmp_path / "three", steps=1, questions=2) / "result.json"
+    write(three, json.loads(three.read_text()) | {"questions": 3})
+    unfinish(make_run(tmp_path / "killed", steps=1, questions=2))
     for name, key in {
         "short.json": "other questions under the name spider-dev",
         "other.json": "other questions under the name spider-dev",
