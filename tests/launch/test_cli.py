@@ -24,7 +24,7 @@ from launch.tiny import make_tiny
 from tests.vectors import read
 from tests.worlds import GOLDS, edit, make_bird, make_demo, make_spider, write
 
-from .conftest import MANY, MODEL_FILES, judging, look_like_a_model, told_by
+from .conftest import MANY, MODEL_FILES, TINY, judging, look_like_a_model, told_by
 
 ROOT = "data.demo=null", "data.root=data"
 DATABASE = Path("database", "pets", "pets.sqlite")
@@ -73,14 +73,11 @@ def one_of(data: Path) -> Path:
 
 def make_models(folder: Path) -> None:
     """Make a model, others that break off where they are looked into, and some without a file."""
-    shape = TinyConfig(
-        vocab_size=300, hidden_size=16, intermediate_size=16, layers=1, heads=2, kv_heads=1
-    )
-    make_tiny(folder / "model", ["select name"], shape, 0)
+    make_tiny(folder / "model", ["select name"], TinyConfig(**TINY["model"]["tiny"]), 0)
     for name, changes in (("deeper", {"num_hidden_layers": 2}), ("narrower", {"vocab_size": 200})):
         path = shutil.copytree(folder / "model", folder / name) / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    embedding = {"model.embed_tokens.weight": np.zeros((200, 16), np.float32)}
+    embedding = {"model.embed_tokens.weight": np.zeros((200, 32), np.float32)}
     path = folder / "narrower" / "model.safetensors"
     save_file(load_file(path) | embedding, path)
     for name in MODEL_FILES:
