@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -19,7 +19,6 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-import yaml
 from flax import nnx
 
 from launch import config as configs
@@ -329,19 +328,20 @@ EVALUATION = TINY["evaluation"]
 MEASURED = {1: EVALUATION["questions"], LONG_STEPS: EVALUATION["validation_questions"]}
 
 
-def write_config(folder: Path, python: str) -> Path:
-    train = {**TINY["train"], "steps": LONG_STEPS, "eval_every": LONG_STEPS, "kl_every": LONG_STEPS}
+def as_words(settings: Mapping[str, Any]) -> list[str]:
+    return [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+
+
+def long_run(python: str) -> list[str]:
     servers = {"launch": 2, "python": python, "arguments": ARGUMENTS, "variables": VARIABLES}
     # The latter is what weights that are being brought to a stopped server have.
     servers |= {"timeout_s": 120, "wait_s": 240}
-    rollout = {"backend": "sglang", "sglang": servers}
-    path = folder / "tiny.yaml"
-    path.write_text(yaml.safe_dump({**TINY, "train": train, "rollout": rollout}))
-    return path
+    every = dict.fromkeys(("train.steps", "train.eval_every", "train.kl_every"), LONG_STEPS)
+    return as_words({**every, "rollout": {"backend": "sglang", "sglang": servers}})
 
 
-def start(config: Path, run: Path) -> subprocess.Popen[bytes]:
-    line = [sys.executable, "-m", "launch.train", "--cfg", str(config), f"run.dir={run}"]
+def start(tiny: Path, run: Path, *settings: str) -> subprocess.Popen[bytes]:
+    line = [sys.executable, "-m", "launch.train", "--cfg", str(tiny), f"run.dir={run}", *settings]
     variables = {
         "PYTHONPATH": str(ROOT),
         "MINIRL_CACHE": str(run.parent / "cache"),
@@ -389,17 +389,16 @@ def left_out(run: Path) -> float:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.timeout(1800)
-def test_a_run_outlives_its_servers_and_they_do_not_outlive_it(sglang_python, tmp_path):
-    run = tmp_path / "run"
-    config = write_config(tmp_path, sglang_python)
-    job = start(config, run)
+def test_a_run_outlives_its_servers_and_they_do_not_outlive_it(sglang_python, tiny, tmp_path):
+    run, settings = tmp_path / "run", long_run(sglang_python)
+    job = start(tiny, run, *settings)
     wait_for(lambda: len(metrics(run)) >= 2, job, limit_s=600)
     assert len(servers(run)) == 2
     job.kill()
     job.wait()
     wait_until(lambda: not servers(run), limit_s=20)
 
-    job = start(config, run)
+    job = start(tiny, run, *settings)
     before = len(metrics(run))
     wait_for(lambda: len(metrics(run)) > before, job, limit_s=600)
     stopped, killed = schedulers(run)
@@ -430,32 +429,21 @@ def test_a_run_outlives_its_servers_and_they_do_not_outlive_it(sglang_python, tm
 # The papers' configs with SGLang, by the command of their heads: other sizes, on a CPU.
 
 
-STEPS = 2
 SMALL: dict[str, Any] = {
-    "data": {**TINY["data"], "root": None, "held_out": None},
-    "model": {**TINY["model"], "path": None, "remat": "none"},
-    "executor": TINY["executor"],
-    "sampler": {"slots": 8, "max_prompt_tokens": 2000, "max_response_tokens": 120},
-    "train": {"steps": STEPS, "epochs": None, "prompts_per_step": 4},
-    "evaluation": {"questions": 4, "validation_questions": 2, "max_prompt_tokens": None},
+    **{section: TINY[section] for section in ("data", "model", "executor")},
+    **dict.fromkeys(("train.steps", "train.eval_every", "train.checkpoint_every"), 2),
+    "sampler.slots": 8,
+    "sampler.max_prompt_tokens": 2000,
+    "sampler.max_response_tokens": 120,
+    "train.epochs": None,
+    "train.prompts_per_step": 4,
+    "evaluation.questions": 4,
+    "evaluation.validation_questions": 2,
+    "evaluation.max_prompt_tokens": None,
+    "rollout.sglang.variables": VARIABLES,
+    "rollout.sglang.arguments": ARGUMENTS,
 }
-TRAIN_DATA = {**TINY["data"]["train"], "total": None, "exclude_databases": []}
-
-
-def small(paper: str, folder: Path, python: str) -> Path:
-    """Write a paper's config with a tiny model, generated questions and servers for a CPU."""
-    mine = {"group_size": 2, "second_stage": None} if paper == "paverl" else {}
-    servers = {"python": python, "variables": VARIABLES, "arguments": ARGUMENTS}
-    raw = {
-        "base": f"{paper}.yaml",
-        **SMALL,
-        "data": {**SMALL["data"], "train": TRAIN_DATA},
-        "train": {**SMALL["train"], "eval_every": STEPS, "checkpoint_every": STEPS, **mine},
-        "rollout": {"sglang": servers},
-    }
-    path = folder / f"{paper}.yaml"
-    path.write_text(yaml.safe_dump(raw), encoding="utf-8")
-    return path
+MORE = {"paverl": {"train.group_size": 2, "train.second_stage": None}}
 
 
 def command_of(paper: str) -> list[str]:
@@ -472,16 +460,16 @@ def command_of(paper: str) -> list[str]:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("paper", ["progress", "expo", "paverl", "astra"])
 def test_the_command_of_a_papers_config_trains_with_servers(sglang_python, tmp_path, paper):
-    config, run = small(paper, tmp_path, sglang_python), tmp_path / "run"
-    settings = command_of(paper)
+    run, settings = tmp_path / "run", command_of(paper)
     # Two servers in place of four, and a CPU's share of its memory is of no concern.
     changes = {"launch=4": "launch=2", '["4", "5", "6", "7"]': '["0", "1"]'}
     for old, new in changes.items():
         assert sum(old in setting for setting in settings) == 1
         settings = [setting.replace(old, new) for setting in settings]
-    line = [sys.executable, "-m", "launch.train", "--accel", "cpu", "--cfg", str(config)]
+    small = {**SMALL, **MORE.get(paper, {}), "rollout.sglang.python": sglang_python}
+    line = [sys.executable, "-m", "launch.train", "--accel", "cpu", "--cfg", f"{paper}.yaml"]
     done = subprocess.run(
-        [*line, *settings, f"run.dir={run}"],
+        [*line, *as_words(small), *settings, f"run.dir={run}"],
         capture_output=True, text=True, timeout=840, cwd=ROOT, check=False,
         env=os.environ | {"XLA_FLAGS": "--xla_backend_optimization_level=0"},
     )  # fmt: skip
