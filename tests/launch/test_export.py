@@ -2,7 +2,6 @@
 
 import filecmp
 import json
-import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -171,15 +170,6 @@ def test_an_export_that_does_not_end_leaves_nothing(place, tmp_path, monkeypatch
     (tmp_path / ".out.123.new" / "model.safetensors").write_text("half")
     write(place.base, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
-def test_a_checkpoint_of_another_model_is_refused(place, tmp_path):
-    run = tmp_path / "run"
-    shutil.copytree(place.folder / "full", run)
-    config = (run / "config.yaml").read_text()
-    (run / "config.yaml").write_text(config.replace("lora: null", "lora: {rank: 2}"))
-    assert "checkpoint of another model" in mistake(write, run, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
 
 
 # The tiny tokenizer makes a word the same token wherever it stands.
