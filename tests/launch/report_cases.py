@@ -151,6 +151,14 @@ def write_marks(path: Path, marks: str, rights: Mapping[str, str], **settings: A
     return path
 
 
+def sheet(path: Path, right: str, **more: Any) -> Path:
+    """Write a result; of each question 1 is right by both measures, + by EX alone, 0 by none."""
+    programs = {"spider_ex": "program @ 1", "spider_ts": "program @ 1"}
+    settings = {"data": "spider-dev", "fingerprint": "f", "versions": {"sqlite": "3"}}
+    rights = {"spider_ex": "1+", "spider_ts": "1"}
+    return write_marks(path, right, rights, comparators=programs, **settings | more)
+
+
 def opened(page: Path) -> dict[str, Any]:
     """Read the data of a page as the browser does."""
     found = re.findall(r'id="data-(\w+)">([^<]*)<', page.read_text(encoding="utf-8"))

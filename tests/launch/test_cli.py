@@ -25,6 +25,7 @@ from tests.vectors import read
 from tests.worlds import GOLDS, edit, make_bird, make_demo, make_spider, write
 
 from .conftest import MANY, MODEL_FILES, TINY, judging, look_like_a_model, told_by
+from .report_cases import make_run, sheet, unfinish
 
 ROOT = "data.demo=null", "data.root=data"
 DATABASE = Path("database", "pets", "pets.sqlite")
@@ -64,6 +65,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     questions = place / "cut" / "test.json"
     questions.write_text(questions.read_text()[:-20])
     make_models(place)
+    make_results(place / "results")
     return place
 
 
@@ -82,6 +84,25 @@ def make_models(folder: Path) -> None:
     save_file(load_file(path) | embedding, path)
     for name in MODEL_FILES:
         look_like_a_model(folder / f"no-{name}", but=name)
+
+
+def make_results(folder: Path) -> None:
+    """Write a result, others that it cannot be compared with, and what is none."""
+    base = sheet(folder / "base.json", "10")
+    sheet(folder / "short.json", "1")
+    for name, more in {
+        "other": {"fingerprint": "g"}, "edited": {"databases": "c"}, "suite": {"suite": "s"},
+        "dk": {"data": "spider-dk"},
+    }.items():  # fmt: skip
+        sheet(folder / f"{name}.json", "11", **more)
+    write(folder / "nameless.json", json.loads(base.read_text()) | {"settings": {}})
+    write(folder / "broken.json", "{")
+    write(folder / "foreign.json", [{"file": "a"}])
+    write(folder / "begun" / "config.yaml", "decode: greedy")
+    (folder / "empty").mkdir()
+    result = make_run(folder / "three", steps=1, questions=2) / "result.json"
+    write(result, json.loads(result.read_text()) | {"questions": 3})
+    unfinish(make_run(folder / "killed", steps=1, questions=2))
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:

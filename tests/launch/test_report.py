@@ -5,7 +5,6 @@ import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,10 +15,11 @@ from launch.reporting.runs import shown_names
 from sqlenv.types import Denied, SqlError, Table
 from tests.worlds import write
 
-from .conftest import json_lines, mistake
+from .conftest import json_lines
 from .report_cases import (
     make_run,
     opened,
+    sheet,
     summary,
     unfinish,
     verdict,
@@ -208,14 +208,6 @@ def test_records_begin_with_their_version_and_are_bounded(tmp_path):
 # Runs beside each other: intervals, p-values and the questions that differ.
 
 
-def sheet(path: Path, right: str, **more: Any) -> Path:
-    """Write a result; of each question 1 is right by both measures, + by EX alone, 0 by none."""
-    programs = {"spider_ex": "program @ 1", "spider_ts": "program @ 1"}
-    settings = {"data": "spider-dev", "fingerprint": "f", "versions": {"sqlite": "3"}}
-    rights = {"spider_ex": "1+", "spider_ts": "1"}
-    return write_marks(path, right, rights, comparators=programs, **settings | more)
-
-
 @pytest.mark.parametrize("others", [0, 2, 4])
 def test_runs_are_compared_by_what_both_are_judged_by_alike(tmp_path, capsys, others):
     """Accuracy by witnesses is none by the rule alone, nor by another number of witnesses."""
@@ -316,57 +308,8 @@ def test_another_sqlite_is_told(tmp_path, beside, caplog):
     assert "SQLite is 3 there and 4 here" in caplog.text
 
 
-def test_what_cannot_be_compared_is_refused(tmp_path, beside):
+def test_a_page_may_take_the_place_of_a_page(tmp_path):
     base = sheet(tmp_path / "base.json", "10")
-    short = sheet(tmp_path / "short.json", "1")
-    (tmp_path / "broken.json").write_text("{")
-    (tmp_path / "foreign.json").write_text('[{"file": "a"}]')
-    for name in ("empty", "begun"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "begun" / "config.yaml").write_text("decode: greedy")
-    for name, more in {
-        "other": {"fingerprint": "g"}, "edited": {"databases": "c"}, "suite": {"suite": "s"},
-        "dk": {"data": "spider-dk"},
-    }.items():  # fmt: skip
-        sheet(tmp_path / f"{name}.json", "11", **more)
-    write(tmp_path / "nameless.json", json.loads(base.read_text()) | {"settings": {}})
-    three = make_run(tmp_path / "three", steps=1, questions=2) / "result.json"
-    write(three, json.loads(three.read_text()) | {"questions": 3})
-    unfinish(make_run(tmp_path / "killed", steps=1, questions=2))
-    for name, key in {
-        "short.json": "other questions under the name spider-dev",
-        "other.json": "other questions under the name spider-dev",
-        "edited.json": "other databases under the name spider-dev",
-        "suite.json": "other test suite under the name spider-dev",
-        "dk.json": "in common",
-        "nowhere": "nowhere",
-        "broken.json": "broken.json: ",
-        "foreign.json": "foreign.json: should be a mapping of keys to values, not [{'file': 'a'}]; "
-        "no result of launch.eval, or an older one; repeat the command that made it",
-        "nameless.json": "nameless.json: ",
-        "empty": "empty: ",
-        "begun": "begun: an evaluation that is not finished",
-        "three": "three: not finished",
-        "killed": "killed: not finished",
-    }.items():
-        assert key in mistake(beside, base, tmp_path / name)
-    assert "called x and are of spider-dev" in mistake(beside, f"x={base}", f"x={short}")
-    beside_which = mistake(report.main, [str(base), "--markdown", str(tmp_path / "t.md")])
-    assert "--against" in beside_which
-    assert not (tmp_path / "page.html").exists()
-
-
-def test_nothing_is_written_over_but_a_page(tmp_path):
-    base, ours = sheet(tmp_path / "base.json", "10"), sheet(tmp_path / "ours.json", "11")
-    database = tmp_path / "shop.sqlite"
-    database.write_text("SQLite format 3")
-    before = ours.read_bytes()
-    for path in (ours, tmp_path, database):
-        assert str(path) in mistake(write_page, base, out=path)
-        for option in ("--json", "--markdown"):
-            words = [str(base), str(ours), "--against", str(base), option, str(path)]
-            assert str(path) in mistake(report.main, words)
-    assert (ours.read_bytes(), database.read_text()) == (before, "SQLite format 3")
     page = write_page(base).read_bytes()
     assert write_page(base).read_bytes() == page
 
