@@ -6,7 +6,6 @@ import re
 import sys
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, get_args
 from unittest.mock import Mock
@@ -26,8 +25,6 @@ from sqlenv.types import Example, Table
 from tests.worlds import make_file
 
 from .conftest import mistake
-
-REFERENCE = Path(__file__).parents[1] / "data" / "reference"
 
 
 def test_what_a_reward_tells_reaches_the_metrics(tiny, tmp_path):
@@ -100,30 +97,6 @@ def test_an_answer_that_is_right_by_luck_is_counted(tiny, tmp_path):
         assert witness["number"] >= 1
         assert witness["result"]["rows"] == [[result.rows[0][0]]] != witness["gold_result"]["rows"]
         assert [*witness["tables"]] == [*tables_of(example.gold_sql)]
-
-
-NO_SIZES, OTHERS = "only for a folder with the vision tower", "other weights to running servers"
-TAKEN = "tokenizer.json"  # what comes next of the folder: it has none
-
-
-@pytest.mark.parametrize(
-    ("folder", "warm_start", "servers", "told"),
-    [
-        ("qwen35_text", "null", "urls=[http://127.0.0.1:1]", NO_SIZES),
-        ("qwen35", "{steps: 1}", "launch=1", NO_SIZES),
-        ("qwen35", "null", "urls=[http://127.0.0.1:1]", TAKEN),
-        ("qwen2", "{steps: 1}", "urls=[http://127.0.0.1:1]", OTHERS),
-        ("qwen2", "{steps: 1}", "launch=1", TAKEN),
-    ],
-)
-def test_adapters_that_servers_cannot_take_are_refused_at_once(folder, warm_start, servers, told):
-    """SGLang knows no sizes of those of a Qwen3.5 without its vision tower, which a warm start
-    leaves out; running servers are no servers of what a warm start makes.
-    """
-    overrides = [f"model={{path: {REFERENCE / folder}}}", f"warm_start={warm_start}"]
-    overrides += ["train.lora.rank=2", f"rollout.sglang.{servers}"]
-    config = load_config("progress-demo.yaml", overrides)
-    assert told in mistake(check_inputs, config)
 
 
 # A tracker gets each step's numbers, in the run's own name.

@@ -156,7 +156,8 @@ def test_what_jax_and_a_dry_run_do_not_find_is_told_in_a_line(command, place, ti
     before = snapshot(place)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port, missing = taken.getsockname()[1], one_of(place / "data").name
-        cases = mistakes("before a run", TINY=tiny, PORT=port, MISSING=missing)
+        places = {"TINY": tiny, "REFERENCE": tiny.with_name("reference")}
+        cases = mistakes("before a run", PORT=port, MISSING=missing, **places)
         told = told_by(command, *(case["words"] for case in cases), cwd=place)
     check_mistakes(told, [case["told"] for case in cases])
     line = ["--cfg", tiny, "--coordinator", "127.0.0.1:1", "--processes", "2", "--process", "1"]
