@@ -56,8 +56,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "alien" / "thesis.txt").write_text("years of work")
     (place / "file").write_text("")
     make_bird(place / "bird")
-    for name, damage in {"spider": Path.exists, **DAMAGES}.items():
-        damage(write(make_spider(place / name) / "p.sql", GOLDS).parent)
+    for name in ("spider", *DAMAGES):
+        write(make_spider(place / name) / "p.sql", GOLDS)
+    for name, damage in DAMAGES.items():
+        damage(place / name)
     for name in ("no-database", "text", "cut"):
         shutil.copytree(data, place / name)
     one_of(place / "no-database").unlink()
@@ -193,8 +195,7 @@ def test_what_official_programs_read_is_judged(tmp_path, ended, change):
     change(root)
     words = judging(write(root / "p.sql", GOLDS), root, "--json", str(tmp_path / "o.json"))
     assert ended(evaluation.main, *words, "--comparators", "bird_ex")[0] == 0
-    sheet = json.loads((tmp_path / "o.json").read_text())
-    assert sheet["measures"]["bird_ex"]["mean"] == 1
+    assert json.loads((tmp_path / "o.json").read_text())["measures"]["bird_ex"]["mean"] == 1
 
 
 def test_a_folder_whose_name_is_not_utf8(tmp_path, command):
@@ -230,9 +231,9 @@ def test_a_text_of_megabytes_is_refused_before_anything_reads_it(
     path = write(tmp_path / "p.jsonl", [{"pred": sql} for sql in [text, *GOLDS[1:]]])
     words = judging(path, spider_root, "--json", str(tmp_path / "o.json"), "--timeout-s", "1")
     assert ended(evaluation.main, *words)[0] == 0
-    sheet = json.loads((tmp_path / "o.json").read_text())
-    assert [one["scores"]["spider_ex"] for one in sheet["questions"]] == [0, 1, 1, 1, 1]
-    assert (sheet["questions"][0]["status"], sheet["late"]) == ("too_large", [])
+    found = json.loads((tmp_path / "o.json").read_text())
+    assert [one["scores"]["spider_ex"] for one in found["questions"]] == [0, 1, 1, 1, 1]
+    assert (found["questions"][0]["status"], found["late"]) == ("too_large", [])
 
 
 def test_a_printed_command_can_be_typed_where_it_was_printed(tmp_path, monkeypatch):
