@@ -258,14 +258,6 @@ def succeed(command: Command, *lines: Sequence[object], cwd: Path) -> list[str]:
     return [out + err for _, out, err in told]
 
 
-def check_mistakes(told: Sequence[tuple[int, str, str]], keys: Sequence[str]) -> None:
-    """See that the first commands ended with status 2 and one line, which has its key."""
-    for key, (status, _, err) in zip(keys, told, strict=False):
-        line = err.splitlines()[-1]
-        assert (status, line.startswith("error: "), "Traceback" in err) == (2, True, False), err
-        assert key in line
-
-
 def judging(file: str | Path, root: Path, *more: str, data: str = "spider-dev") -> list[str]:
     """Give the arguments of an evaluation of a file of predictions."""
     return ["--predictions", str(file), "--data-root", str(root), "--data", data, *more]

@@ -9,7 +9,6 @@ from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import yaml
@@ -54,36 +53,39 @@ def result(columns: Sequence[Any], rows: Sequence[Sequence[Any]], **more: Any) -
     return head | {"count": len(rows), "width": len(columns)} | more
 
 
-def turn(asked: Mapping[str, Any], *, right: bool, number: int, rng: Random) -> dict[str, Any]:
-    """Make up a reply, and what came of it: of wrong ones some fail."""
+def turn(
+    asked: Mapping[str, Any], *, right: bool, kind: int, again: bool = False
+) -> dict[str, Any]:
+    """Make up a reply, and what came of it: wrong ones are of several kinds, of which some fail."""
     gold, rows = asked["gold_sql"], asked["gold_result"]["rows"]
-    fails = not right and rng.random() < 0.3
+    fails = not right and kind % 3 == 0
     sql = gold if right else gold.replace("price >", "prize >" if fails else "price <")
     reply = f"<think>The table has it; then I filter the rows.</think>\n<sql> {sql} </sql>"
     failure = {"status": "error", "message": "no such column: prize"}
     own = rows if right else [rows[1], ["oil", 3]]
     return {
-        **({"observation": "The filter conditions in WHERE differ."} if number else {}),
+        **({"observation": "The filter conditions in WHERE differ."} if again else {}),
         "reply": reply,
         "finish": "stop",
         "sql": sql,
         "place": reply.index(sql),
         "kind": "answer",
         "correct": right,
-        "tags": [] if right else [rng.choice(TAGS)],
+        "tags": [] if right else [TAGS[kind % 4]],
         "result": failure if fails else result(["name", "price"], own),
     }
 
 
-def group(number: int, step: int, *, rng: Random, share: float) -> dict[str, Any]:
-    """Make up a group; all right or all wrong ones are left out of the update."""
-    asked = question(number, "train")
-    rights = [rng.random() < share for _ in range(8)]
-    mean = sum(rights) / 8
+def group(number: int, step: int, count: int) -> dict[str, Any]:
+    """Make up a group of eight, of which so many are right in the end."""
+    asked, mean = question(number, "train"), count / 8
     scale = math.sqrt(mean * (1 - mean))
     members = []
-    for right in rights:
-        turns = [turn(asked, right=right and n == 1, number=n, rng=rng) for n in range(2)]
+    for kind in range(8):
+        right = 3 * kind % 8 < count
+        turns = [
+            turn(asked, right=right and again, kind=kind, again=again) for again in (False, True)
+        ]
         start, where = (turns[1]["reply"].index(words) for words in ("SELECT", "WHERE"))
         end, credit = start + len(turns[1]["sql"]), 0.5 if right else -1.0
         members.append(
@@ -100,12 +102,6 @@ def group(number: int, step: int, *, rng: Random, share: float) -> dict[str, Any
         )
     prompt = f"<|im_start|>user\nCREATE TABLE item (name, price);\n{asked['question']}"
     return {"step": step, "group": number, **asked, "prompt": prompt, "trajectories": members}
-
-
-def accuracy_in(run: Path, place: str) -> float:
-    """Return the accuracy that a run's result tells of a place."""
-    told = json.loads((run / "result.json").read_text(encoding="utf-8"))
-    return told["accuracy"][place]["set"]["mean"]
 
 
 def write_page(*runs: str | Path, **options: str | Path) -> Path:
@@ -155,13 +151,21 @@ def write_marks(path: Path, marks: str, rights: Mapping[str, str], **settings: A
     return path
 
 
+def sheet(path: Path, right: str, **more: Any) -> Path:
+    """Write a result; of each question 1 is right by both measures, + by EX alone, 0 by none."""
+    programs = {"spider_ex": "program @ 1", "spider_ts": "program @ 1"}
+    settings = {"data": "spider-dev", "fingerprint": "f", "versions": {"sqlite": "3"}}
+    rights = {"spider_ex": "1+", "spider_ts": "1"}
+    return write_marks(path, right, rights, comparators=programs, **settings | more)
+
+
 def opened(page: Path) -> dict[str, Any]:
     """Read the data of a page as the browser does."""
     found = re.findall(r'id="data-(\w+)">([^<]*)<', page.read_text(encoding="utf-8"))
     return {name: json.loads(gzip.decompress(b64decode(text))) for name, text in found}
 
 
-def answers(folder: Path, rights: Sequence[bool], *, rng: Random, samples: int = 0) -> Report:
+def answers(folder: Path, rights: Sequence[bool], *, samples: int = 0) -> Report:
     """Write an evaluation's answers, and perhaps sampled ones: of each question one more than half
     of them is right where the greedy answer is, else one less.
     """
@@ -169,7 +173,7 @@ def answers(folder: Path, rights: Sequence[bool], *, rng: Random, samples: int =
     lines: list[Any] = [{"step": 0, "version": 2}]
     for number, right in enumerate(rights):
         asked = question(number, "test")
-        said = turn(asked, right=right, number=0, rng=rng)
+        said = turn(asked, right=right, kind=number)
         own = {"id": asked["id"], "gold_result": asked.pop("gold_result")}
         prompt = f"CREATE TABLE item (name, price);\n{asked['question']}"
         answer = {"ended": "done", "turns": [said]}
@@ -193,45 +197,43 @@ def make_run(
     folder: Path, *, steps: int = 8, groups: int = 4, questions: int = 40, seed: int = 0,
     rate: float = 0.001, samples: int = 0,
 ) -> Path:  # fmt: skip
-    """Write a whole run; one with samples began with a screening and a warm start, too."""
-    rng = Random(seed)
-
-    def measure(place: str, rights: Sequence[bool]) -> Report:
-        return answers(folder / place, rights, rng=rng, samples=samples)
-
-    before = [rng.random() < 0.35 for _ in range(questions)]
-    reports = {"before": measure("before", before)}
-    after = [right != (rng.random() < (0.1 if right else 0.4)) for right in before]
-    reports["after"] = measure("after", after)
+    """Write a whole run; one with samples began with a screening and a warm start, too. Of twenty
+    questions seven are right before learning, of which it loses one; it wins five and the seed.
+    """
+    before = [n % 20 < 7 for n in range(questions)]
+    after = [1 <= n % 20 < 12 + seed for n in range(questions)]
+    rights = {"before": before, "after": after}
     if samples:
-        ends = zip(before, after, strict=True)
-        reports["between"] = measure("between", [each[n % 2] for n, each in enumerate(ends)])
+        rights["between"] = [(before, after)[n % 2][n] for n in range(questions)]
         part = {"questions": 800, "never": 0.35, "sometimes": 0.3, "always": 0.35, "right": 0.5}
         shares = {"all": part, "difficulty": {"easy": part}, "database": {"<b>pets": part}}
         write(folder / SCREENED_SHARES, shares)
+    reports = {
+        place: answers(folder / place, own, samples=samples) for place, own in rights.items()
+    }
     sampled: list[Any] = [{"step": 0, "version": 2}]
     numbers = []
     for step in range(1, steps + 1):
-        share, noise = 0.3 + 0.4 * step / steps, rng.gauss(0, 0.03)
+        share = 0.3 + 0.4 * step / steps
         numbers.append(
             {
                 "step": step,
-                "rollout/accuracy": share + noise,
-                "rollout/accuracy_first": share - 0.05 + noise,
-                "reward/total": 2 * share + noise,
+                "rollout/accuracy": share,
+                "rollout/accuracy_first": share - 0.05,
+                "reward/total": 2 * share,
                 "reward/format": 0.5,
                 "tag/WHERE_ERROR": 0.5 - share / 2,
                 "groups/live_share": 0.2,
                 "update/entropy": 0.1 * 0.99**step,
                 # Nearly constant: a scale of less than rounding had endless ticks.
                 "update/correction_mean": 0.999999 if step == 3 else 1.0,
-                "time/rollout_tokens_per_s": 3000 + 100 * noise,
-                **({"validation/accuracy": share} if step % 2 == 0 else {}),
+                "time/rollout_tokens_per_s": 3000,
+                **({"validation/accuracy": share - 0.1} if step % 2 == 0 else {}),
             }
         )
         if step == 1 or step % 4 == 0:
             places = range(step * groups, (step + 1) * groups)
-            sampled += [group(n, step, rng=rng, share=share) for n in places]
+            sampled += [group(n, step, 3 * n % 9) for n in places]
     write(folder / "trajectories.jsonl", sampled)
     write(folder / "metrics.jsonl", numbers)
     told = {"questions": questions, "rule": "set", **outcome(reports)}

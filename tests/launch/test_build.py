@@ -5,11 +5,8 @@ tracker.
 import re
 import sys
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any, get_args
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import pytest
 
@@ -26,8 +23,6 @@ from sqlenv.types import Example, Table
 from tests.worlds import make_file
 
 from .conftest import mistake
-
-REFERENCE = Path(__file__).parents[1] / "data" / "reference"
 
 
 def test_what_a_reward_tells_reaches_the_metrics(tiny, tmp_path):
@@ -102,49 +97,16 @@ def test_an_answer_that_is_right_by_luck_is_counted(tiny, tmp_path):
         assert [*witness["tables"]] == [*tables_of(example.gold_sql)]
 
 
-NO_SIZES, OTHERS = "only for a folder with the vision tower", "other weights to running servers"
-TAKEN = "tokenizer.json"  # what comes next of the folder: it has none
-
-
-@pytest.mark.parametrize(
-    ("folder", "warm_start", "servers", "told"),
-    [
-        ("qwen35_text", "null", "urls=[http://127.0.0.1:1]", NO_SIZES),
-        ("qwen35", "{steps: 1}", "launch=1", NO_SIZES),
-        ("qwen35", "null", "urls=[http://127.0.0.1:1]", TAKEN),
-        ("qwen2", "{steps: 1}", "urls=[http://127.0.0.1:1]", OTHERS),
-        ("qwen2", "{steps: 1}", "launch=1", TAKEN),
-    ],
-)
-def test_adapters_that_servers_cannot_take_are_refused_at_once(folder, warm_start, servers, told):
-    """SGLang knows no sizes of those of a Qwen3.5 without its vision tower, which a warm start
-    leaves out; running servers are no servers of what a warm start makes.
-    """
-    overrides = [f"model={{path: {REFERENCE / folder}}}", f"warm_start={warm_start}"]
-    overrides += ["train.lora.rank=2", f"rollout.sglang.{servers}"]
-    config = load_config("progress-demo.yaml", overrides)
-    assert told in mistake(check_inputs, config)
-
-
 # A tracker gets each step's numbers, in the run's own name.
 
 
 @pytest.fixture
-def calls(monkeypatch) -> list[tuple[str, tuple, dict[str, Any]]]:
-    """Record what modules in the places of the trackers are told."""
-    found: list[tuple[str, tuple, dict[str, Any]]] = []
-
-    def take(kind: str, *words: Any, **more: Any) -> Any:
-        found.append((kind, words, more))
-        calls = {name: partial(take, name) for name in ("add_scalar", "close")}
-        return SimpleNamespace(**calls) if kind == "SummaryWriter" else None
-
-    for name in ("tensorboardX", "wandb", "trackio"):
-        module = ModuleType(name)
-        for kind in ("init", "log", "finish", "SummaryWriter"):
-            setattr(module, kind, partial(take, kind))
+def trackers(monkeypatch) -> dict[str, Mock]:
+    """Modules in the places of the trackers, which record what they are told."""
+    modules = {name: Mock() for name in ("tensorboardX", "wandb", "trackio")}
+    for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
-    return found
+    return modules
 
 
 def track(tracker: str | None, tmp_path: Any) -> None:
@@ -155,49 +117,46 @@ def track(tracker: str | None, tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("tracker", ["wandb", "trackio"])
-def test_each_step_is_logged_in_the_project_of_the_run(calls, tracker, tmp_path):
+def test_each_step_is_logged_in_the_project_of_the_run(trackers, tracker, tmp_path):
     track(tracker, tmp_path)
-    (init, _, named), *rest = calls
-    assert init == "init"
+    told = trackers[tracker]
+    named = told.init.call_args.kwargs
     assert (named["project"], named["resume"]) == ("progress-demo", "allow")
     assert re.fullmatch("progress-demo-seed3-[0-9a-f]{6}", named["name"])
     assert named.get("id") == (named["name"] if tracker == "wandb" else None)
     assert named["config"]["train.steps"] == 7
     numbers = {"reward/total": 0.5, "time/step_s": 2.0}
-    assert rest == [("log", (numbers,), {"step": 1}), ("finish", (), {})]
+    assert told.mock_calls == [call.init(**named), call.log(numbers, step=1), call.finish()]
     # A resumed run goes on in the same one, and no other run of its name and seed.
-    calls.clear()
     track(tracker, tmp_path)
-    assert calls[0][2] == named
+    assert told.init.call_args.kwargs == named
     track(tracker, tmp_path / "other")
-    assert calls[3][2]["name"] != named["name"]
+    assert told.init.call_args.kwargs["name"] != named["name"]
 
 
-def test_each_number_is_a_scalar_of_tensorboard(calls, tmp_path):
+def test_each_number_is_a_scalar_of_tensorboard(trackers, tmp_path):
     track(None, tmp_path)
-    assert not calls
+    assert not any(one.mock_calls for one in trackers.values())
     track("tensorboard", tmp_path)
-    assert [call[:2] for call in calls] == [
-        ("SummaryWriter", (str(tmp_path / "tensorboard"),)),
-        ("add_scalar", ("reward/total", 0.5, 1)),
-        ("add_scalar", ("time/step_s", 2.0, 1)),
-        ("close", ()),
-    ]
+    writer = call.SummaryWriter(str(tmp_path / "tensorboard"))
+    scalars = [("reward/total", 0.5, 1), ("time/step_s", 2.0, 1)]
+    added = [call.SummaryWriter().add_scalar(*one) for one in scalars]
+    told = trackers["tensorboardX"].mock_calls
+    assert told == [writer, *added, call.SummaryWriter().close()]
 
 
-def test_a_tracker_that_fails_lets_the_run_save_its_steps(calls, monkeypatch, tmp_path):
-    monkeypatch.setattr(sys.modules["wandb"], "log", Mock(side_effect=BrokenPipeError("it ended")))
+def test_a_tracker_that_fails_lets_the_run_save_its_steps(trackers, tmp_path):
+    trackers["wandb"].log.side_effect = BrokenPipeError("it ended")
     with pytest.raises(LostError, match=r"run\.tracker=wandb has failed: .*it ended"):
         track("wandb", tmp_path)
-    assert [kind for kind, *_ in calls] == ["init", "finish"]
+    assert trackers["wandb"].finish.called
 
 
-def test_a_tracker_that_knows_no_user_is_told_in_one_line(calls, monkeypatch, tmp_path):
-    init = Mock(side_effect=ValueError("api_key not configured"))
-    monkeypatch.setattr(sys.modules["wandb"], "init", init)
+def test_a_tracker_that_knows_no_user_is_told_in_one_line(trackers, tmp_path):
+    trackers["wandb"].init.side_effect = ValueError("api_key not configured")
     told = mistake(track, "wandb", tmp_path)
     assert told == "run.tracker=wandb cannot begin: api_key not configured"
-    assert not calls
+    assert not trackers["wandb"].finish.called
 
 
 @pytest.mark.parametrize("tracker", ["tensorboard", "wandb", "trackio"])

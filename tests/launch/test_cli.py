@@ -1,4 +1,4 @@
-"""Mistakes of users: one line, status 2, nothing made and nothing lost."""
+"""Mistakes of users and damage: one line, status 2, nothing made and nothing lost."""
 
 import errno
 import json
@@ -6,8 +6,10 @@ import os
 import shutil
 import socket
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import gettempdir
+from typing import Any
 
 import apsw
 import jax
@@ -15,28 +17,94 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from launch import cli, train
+from launch import cli, score, train
+from launch import eval as evaluation
 from launch.config import TinyConfig, load_config
 from launch.tiny import make_tiny
-from tests.worlds import GOLDS, make_bird, make_demo, make_spider, write
+from tests.vectors import read
+from tests.worlds import GOLDS, edit, make_bird, make_demo, make_spider, write
 
-from .conftest import MANY, MODEL_FILES, check_mistakes, look_like_a_model, told_by
+from .conftest import MANY, MODEL_FILES, TINY, judging, look_like_a_model, told_by
+from .report_cases import make_run, sheet, unfinish
 
 ROOT = "data.demo=null", "data.root=data"
+DATABASE = Path("database", "pets", "pets.sqlite")
+# What is wrong with a Spider folder, its predictions or its databases. What else may be wrong with
+# a question file or a database: tests/sqlenv/test_damage.py and test_executor.py.
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "journal": lambda r: beside(link(r / DATABASE), "-journal", b"\x37\x7f\x06\x82"),
+    "cut-database": lambda r: os.truncate(r / DATABASE, 4096),
+    "no-databases": lambda r: shutil.rmtree(r / "database"),
+    "another-suite": lambda r: shutil.rmtree(r / "test_suite_database" / "pets"),
+    "utf-16": lambda r: (r / "dev.json").write_bytes("[{}]".encode("utf-16")),
+    "blank-gold": lambda r: edit(r / "dev.json", 2, query=" "),
+    "prediction-of-another": lambda r: write(
+        r / "p.sql", [*GOLDS[:3], f"{GOLDS[3]}\tpets", GOLDS[4]]
+    ),
+    "latin-1": lambda r: (r / "p.sql").write_bytes(b"SELECT '\xc4'\n"),
+    "no-predictions": lambda r: (r / "p.sql").unlink(),
+}
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working folder with data, a folder of somebody's, and a broken config."""
+    """A working folder with data, a folder of somebody's, and what is broken in one way each."""
     place = tmp_path_factory.mktemp("place")
-    make_demo(place / "data", 5)
+    data = make_demo(place / "data", 5)
     (place / "broken.yaml").write_text("train: [1\n")
     (place / "alien").mkdir()
     (place / "alien" / "thesis.txt").write_text("years of work")
     (place / "file").write_text("")
     make_bird(place / "bird")
-    write(make_spider(place / "spider") / "p.sql", GOLDS)
+    for name in ("spider", *DAMAGES):
+        write(make_spider(place / name) / "p.sql", GOLDS)
+    for name, damage in DAMAGES.items():
+        damage(place / name)
+    for name in ("no-database", "text", "cut"):
+        shutil.copytree(data, place / name)
+    one_of(place / "no-database").unlink()
+    one_of(place / "text").write_text("CREATE TABLE t (a);")
+    questions = place / "cut" / "test.json"
+    questions.write_text(questions.read_text()[:-20])
+    make_models(place)
+    make_results(place / "results")
     return place
+
+
+def one_of(data: Path) -> Path:
+    return min((data / "database").rglob("*.sqlite"))
+
+
+def make_models(folder: Path) -> None:
+    """Make a model, others that break off where they are looked into, and some without a file."""
+    make_tiny(folder / "model", ["select name"], TinyConfig(**TINY["model"]["tiny"]), 0)
+    for name, changes in (("deeper", {"num_hidden_layers": 2}), ("narrower", {"vocab_size": 200})):
+        path = shutil.copytree(folder / "model", folder / name) / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    embedding = {"model.embed_tokens.weight": np.zeros((200, 32), np.float32)}
+    path = folder / "narrower" / "model.safetensors"
+    save_file(load_file(path) | embedding, path)
+    for name in MODEL_FILES:
+        look_like_a_model(folder / f"no-{name}", but=name)
+
+
+def make_results(folder: Path) -> None:
+    """Write a result, others that it cannot be compared with, and what is none."""
+    base = sheet(folder / "base.json", "10")
+    sheet(folder / "short.json", "1")
+    for name, more in {
+        "other": {"fingerprint": "g"}, "edited": {"databases": "c"}, "suite": {"suite": "s"},
+        "dk": {"data": "spider-dk"},
+    }.items():  # fmt: skip
+        sheet(folder / f"{name}.json", "11", **more)
+    write(folder / "nameless.json", json.loads(base.read_text()) | {"settings": {}})
+    write(folder / "broken.json", "{")
+    write(folder / "foreign.json", [{"file": "a"}])
+    write(folder / "begun" / "config.yaml", "decode: greedy")
+    (folder / "empty").mkdir()
+    result = make_run(folder / "three", steps=1, questions=2) / "result.json"
+    write(result, json.loads(result.read_text()) | {"questions": 3})
+    unfinish(make_run(folder / "killed", steps=1, questions=2))
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:
@@ -46,21 +114,126 @@ def snapshot(folder: Path) -> dict[str, bytes]:
     }
 
 
+def mistakes(when: str, **names: object) -> list[Any]:
+    """Read a table of command lines, and what the line that each one ends with has to tell."""
+    text = json.dumps(read("mistakes")[when])
+    for name, value in names.items():
+        text = text.replace(name, str(value))
+    return json.loads(text)
+
+
+def check_mistakes(told: Sequence[tuple[int, str, str]], keys: Sequence[str]) -> None:
+    """See that the first commands ended with status 2 and one line, which has its key."""
+    for key, (status, _, err) in zip(keys, told, strict=False):
+        assert (status, err.count("\n"), err.startswith("error: ")) == (2, 1, True), err
+        assert key in err
+
+
 def test_mistakes_are_told_in_a_line_before_jax_is_imported(process, place, tiny):
-    text = (Path(__file__).parents[1] / "data" / "mistakes.json").read_text()
-    cases = json.loads(text.replace("TINY", str(tiny)).replace("PLACE", str(place)))
+    cases = mistakes("at once", TINY=tiny, PLACE=place)
     helps = {"launch.train": "--dry-run", "launch.eval": "vote@8"}
     before = snapshot(place)
     lines = [case["words"] for case in cases] + [[module, "--help"] for module in helps]
     told, jax_came_in = json.loads(process(json.dumps(lines), cwd=place, code=MANY).stdout)
     check_mistakes(told, [case["told"] for case in cases])
-    assert all(err.count("\n") <= 1 for _, _, err in told)
     assert not jax_came_in
     assert snapshot(place) == before
     for (module, words), (status, out, _) in zip(helps.items(), told[len(cases) :], strict=True):
         shown = ["--cfg", "--accel", "progress-demo.yaml", "key.sub=", words]
         shown.append(f"python -m {module.replace('.', ' ')}")
         assert (status, [word for word in shown if word not in out]) == (0, [])
+
+
+# Does not wait as long for the others.
+LONELY = """
+from launch import cli
+from launch.train import main
+from minirl.run import distributed
+distributed._START_S = 1
+cli.run(main)
+"""
+
+
+def test_what_jax_and_a_dry_run_do_not_find_is_told_in_a_line(command, place, tiny):
+    before = snapshot(place)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port, missing = taken.getsockname()[1], one_of(place / "data").name
+        places = {"TINY": tiny, "REFERENCE": tiny.with_name("reference")}
+        cases = mistakes("before a run", PORT=port, MISSING=missing, **places)
+        told = told_by(command, *(case["words"] for case in cases), cwd=place)
+    check_mistakes(told, [case["told"] for case in cases])
+    line = ["--cfg", tiny, "--coordinator", "127.0.0.1:1", "--processes", "2", "--process", "1"]
+    done = command(*line, cwd=place, code=LONELY)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert snapshot(place) == before
+
+
+def link(path: Path) -> Path:
+    """Put a link in place of a file; give the file's new place."""
+    store = path.parents[2] / "store" / f"{path.stem}.db"
+    store.parent.mkdir(exist_ok=True)
+    path.replace(store)
+    path.symlink_to(store)
+    return store
+
+
+def beside(path: Path, ending: str, content: bytes) -> None:
+    path.with_name(path.name + ending).write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda r: beside(r / DATABASE, "-wal", b""),
+        lambda r: beside(r / DATABASE, "-journal", bytes(512)),
+        lambda r: link(r / DATABASE),
+    ],
+    ids=["empty log", "journal whose writer is done", "link"],
+)
+def test_what_official_programs_read_is_judged(tmp_path, ended, change):
+    root = make_spider(tmp_path)
+    change(root)
+    words = judging(write(root / "p.sql", GOLDS), root, "--json", str(tmp_path / "o.json"))
+    assert ended(evaluation.main, *words, "--comparators", "bird_ex")[0] == 0
+    assert json.loads((tmp_path / "o.json").read_text())["measures"]["bird_ex"]["mean"] == 1
+
+
+def test_a_folder_whose_name_is_not_utf8(tmp_path, command):
+    """Also to a standard output that takes text alone, which is that of a process."""
+    root = make_spider(tmp_path / os.fsdecode(b"n\xe4\xff") / "spider_data")
+    words = judging(write(root / "p.sql", GOLDS), root, "--json", str(root / "o.json"))
+    done = command("launch.eval", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((root / "o.json").read_text())["measures"]["spider_ts"]["mean"] == 1
+
+
+def test_a_full_disk_names_the_file(spider_root, tmp_path, ended):
+    """/dev/full is always full."""
+    words = judging(write(tmp_path / "p.sql", GOLDS), spider_root, "--json", "/dev/full")
+    status, _, err = ended(evaluation.main, *words)
+    assert (status, "/dev/full" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["SELECT name FROM pet WHERE age = 1" + " OR age = 1" * 200_000, "[" * 2_000_000],
+    ids=["conditions", "names"],
+)
+def test_a_text_of_megabytes_is_refused_before_anything_reads_it(
+    spider_root, tmp_path, ended, text
+):
+    """Reading it took 3 to 19 s a query, of which the limits of a query say nothing."""
+    pair = ["--db", str(spider_root / DATABASE), "--gold", GOLDS[0], "--pred", text]
+    status, out, _ = ended(score.main, *pair, "--timeout-s", "1")
+    record = json.loads(out)
+    assert (status, record["status"]) == (0, "too_large")
+    assert record["seconds"] < 1
+    path = write(tmp_path / "p.jsonl", [{"pred": sql} for sql in [text, *GOLDS[1:]]])
+    words = judging(path, spider_root, "--json", str(tmp_path / "o.json"), "--timeout-s", "1")
+    assert ended(evaluation.main, *words)[0] == 0
+    found = json.loads((tmp_path / "o.json").read_text())
+    assert [one["scores"]["spider_ex"] for one in found["questions"]] == [0, 1, 1, 1, 1]
+    assert (found["questions"][0]["status"], found["late"]) == ("too_large", [])
 
 
 def test_a_printed_command_can_be_typed_where_it_was_printed(tmp_path, monkeypatch):
@@ -95,40 +268,6 @@ def test_a_base_install_says_what_to_install(process, place, tiny):
     assert done.stderr.startswith("error: jax is not installed")
     assert done.stderr.count("\n") == 1
     assert snapshot(place) == before
-
-
-# Does not wait as long for the others.
-LONELY = """
-from launch import cli
-from launch.train import main
-from minirl.run import distributed
-distributed._START_S = 1
-cli.run(main)
-"""
-
-
-def test_what_jax_does_not_find_is_told_in_a_line(command, place, tiny):
-    taken = socket.create_server(("127.0.0.1", 0))
-    before = snapshot(place)
-    train = ["launch.train", "--cfg", str(tiny)]
-    cases = [
-        ([*train, "--processes", "2"], "--process"),
-        ([*train, "--coordinator", "h:1", "--processes", "2", "--process", "2"], "process_id=2"),
-        *(
-            ([*train, "--coordinator", where, "--processes", "2", "--process", "0"], where[-5:])
-            for where in ("h", "h:x", "h:99999", f"127.0.0.1:{taken.getsockname()[1]}")
-        ),
-        (["launch.export", "--checkpoint", "away", "--out", "a"], "--checkpoint away"),
-        ([*train, "--accel", "gpu"], "--accel gpu"),
-    ]
-    told = told_by(command, *(case for case, _ in cases), cwd=place)
-    check_mistakes(told, [key for _, key in cases])
-    assert all(err.count("\n") == 1 for _, _, err in told)
-    line = ["--cfg", tiny, "--coordinator", "127.0.0.1:1", "--processes", "2", "--process", "1"]
-    done = command(*line, cwd=place, code=LONELY)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert snapshot(place) == before
-    taken.close()
 
 
 def test_what_nobody_can_catch_is_told_unless_it_is_of_a_damaged_checkpoint(ended):
@@ -198,54 +337,8 @@ def test_dry_run_says_in_six_lines_what_the_run_would_be(dry_run):
         assert told["prompt"].startswith("about ")
 
 
-def make_models(folder: Path) -> dict[str, str]:
-    """Make a model, and others that break off where they are looked into; give their faults."""
-    shape = TinyConfig(
-        vocab_size=300, hidden_size=16, intermediate_size=16, layers=1, heads=2, kv_heads=1
-    )
-    make_tiny(folder / "model", ["select name"], shape, 0)
-    for name, changes in (("deeper", {"num_hidden_layers": 2}), ("narrower", {"vocab_size": 200})):
-        path = shutil.copytree(folder / "model", folder / name) / "config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    embedding = {"model.embed_tokens.weight": np.zeros((200, 16), np.float32)}
-    path = folder / "narrower" / "model.safetensors"
-    save_file(load_file(path) | embedding, path)
-    return {
-        "deeper": "tensor model.layers.1.input_layernorm.weight is missing, config.json says",
-        "narrower": "an embedding of 200 rows",
-    }
-
-
-def test_dry_run_says_what_the_run_would_miss(command, dry_run, place, tiny, tmp_path):
-    faults = make_models(tmp_path)
-    for name in ("whole", "no-database", "text", "cut"):
-        shutil.copytree(place / "data", tmp_path / name)
-    missing = min((tmp_path / "no-database" / "database").rglob("*.sqlite"))
-    missing.unlink()
-    min((tmp_path / "text" / "database").rglob("*.sqlite")).write_text("CREATE TABLE t (a);")
-    questions = tmp_path / "cut" / "test.json"
-    questions.write_text(questions.read_text()[:-20])
-    for name in MODEL_FILES:
-        look_like_a_model(tmp_path / f"no-{name}", but=name)
-    train = ["launch.train", "--cfg", str(tiny), "--dry-run", "data.demo=null"]
-    model = [*train, "data.root=whole", "model.tiny=null"]
-    served = [*train, "data.root=whole", "rollout.sglang.urls=[http://a:1]"]
-    served += ["rollout.sglang.weights=cut/test.json/below"]
-    cases = [
-        ([*train, "data.root=text"], missing.name),
-        ([*train, "data.root=no-database"], missing.name),
-        ([*train, "data.root=whole", "run.dir=/proc/x"], "/proc/x"),
-        ([*train, "data.root=cut"], "data.test"),
-        (served, "rollout.sglang.weights"),
-        ([*train, "data.root=whole", "mesh.tensor=3"], "mesh"),
-        *(([*model, f"model.path=no-{name}"], name) for name in MODEL_FILES),
-        *(([*model, f"model.path={name}"], fault) for name, fault in faults.items()),
-    ]
-    before = snapshot(tmp_path)
-    told = told_by(command, *(case for case, _ in cases), cwd=tmp_path)
-    check_mistakes(told, [key for _, key in cases])
-    assert snapshot(tmp_path) == before
-    told = dry_run(*ROOT, "model.tiny=null", f"model.path={tmp_path / 'model'}", "--dry-run")
+def test_a_dry_run_tells_the_tokens_of_a_prompt_where_there_is_a_tokenizer(dry_run):
+    told = dry_run(*ROOT, "model.tiny=null", "model.path=model", "--dry-run")
     assert " tokens of " in told.splitlines()[-1]
 
 

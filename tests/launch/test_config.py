@@ -1,14 +1,14 @@
 """Configs: which are read, how they are merged, what is refused with which key; paths in them."""
 
-from functools import reduce
-from operator import getitem
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from launch import options, report
-from launch.config import SPLITS, dump, load_config
+from launch.config import SPLITS, JobConfig, dump, load_config
 from launch.config_files import packaged
 from launch.evaluation.answers import Decode
 from launch.files import check_place, claimed
@@ -52,25 +52,38 @@ def test_every_packaged_config_loads_and_reads_back_equal(name, tmp_path):
     assert f"--cfg {name}" in head
 
 
+def check_values(config: JobConfig, values: Mapping[str, Any]) -> None:
+    dumped = config.model_dump(mode="json")
+    for key, wanted in values.items():
+        found: Any = dumped
+        for name in key.split("."):
+            found = found[int(name) if isinstance(found, list) else name]
+        assert found == wanted, key
+
+
 @pytest.mark.parametrize("name", CASES["papers"])
 def test_a_papers_run_has_the_papers_constants(name):
-    config = load_config(name, []).model_dump(mode="json")
-    for key, constant in CASES["papers"][name].items():
-        assert reduce(getitem, key.split("."), config) == constant, key
+    check_values(load_config(name, []), CASES["papers"][name])
 
 
-def test_progress_learns_from_the_papers_data():
-    sources = load_config("progress.yaml", []).data.train.sources
-    assert [source.layout for source in sources] == ["bird", "spider", "synsql"]
+@pytest.mark.parametrize("case", CASES["overrides"], ids=lambda case: case["why"])
+def test_an_override_changes_what_it_names(case):
+    check_values(load_config(case["config"], case["settings"]), case["values"])
 
 
 # Mistakes: the key's path.
 
 
-@pytest.mark.parametrize("override", CASES["wrong"])
-def test_a_wrong_setting_is_named_with_its_path(override):
-    key = override.partition("=")[0]
-    assert key in message(DEMO, override).split(": ")[1]
+@pytest.mark.parametrize("case", CASES["refused"], ids=lambda case: case["settings"][-1])
+def test_settings_that_are_wrong_or_do_not_go_together_are_named(case):
+    """By the key, of a pair of sections with both values; an override that cannot be is quoted."""
+    line = message(case["config"], *case["settings"]).removeprefix("command line: ")
+    assert line.startswith(case["told"])
+
+
+@pytest.mark.parametrize("case", CASES["accepted"], ids=lambda case: case["settings"][-1])
+def test_what_goes_together_is_accepted(case):
+    assert load_config(case["config"], case["settings"])
 
 
 def test_a_key_of_an_earlier_version_is_looked_up_where_removals_are_listed(tmp_path):
@@ -83,56 +96,6 @@ def test_a_key_of_an_earlier_version_is_looked_up_where_removals_are_listed(tmp_
     assert "CHANGELOG.md" in told
     removed = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("### Removed")[1]
     assert f"`env.{key}`" in removed
-
-
-@pytest.mark.parametrize("case", [*CASES["contradictions"], *CASES["clashes"]])
-def test_settings_that_do_not_go_together_are_named(case):
-    """A contradiction inside of a section by its key, a pair of sections with both values."""
-    line = message(case["config"], *case["settings"])
-    assert line.startswith(f"command line: {case['told']}")
-
-
-@pytest.mark.parametrize("case", CASES["accepted"])
-def test_what_goes_together_is_accepted(case):
-    assert load_config(case["config"], case["settings"])
-
-
-# Overrides.
-
-
-@pytest.mark.parametrize(
-    "override", ["train.steps", "data.test.sources.x=1", "data.test.sources.3.split=dev"]
-)
-def test_an_override_that_cannot_be_is_quoted(override):
-    assert repr(override) in message(DEMO, override)
-
-
-def test_overrides_reach_items_optional_groups_and_null():
-    config = load_config(
-        DEMO,
-        [
-            *("data.test.sources.0.file=a b.json", "train.algorithm.kl_coef=1e-3"),
-            *("evaluation.questions=null", "warm_start.optimizer={learning_rate: 0.5}"),
-            *("run.name=a=b", "seed=1", "seed=2"),
-        ],
-    )
-    assert config.data.test.sources[0].file == "a b.json"
-    assert (config.train.algorithm.kind, config.train.algorithm.kl_coef) == ("grpo", 1e-3)
-    assert config.evaluation.questions is None
-    assert config.warm_start is not None
-    assert config.warm_start.optimizer.learning_rate == 0.5
-    # What was not named is the default again: the value replaced the whole group.
-    assert config.warm_start.optimizer.warmup_steps == 0
-    assert (config.run.name, config.seed) == ("a=b", 2)
-
-
-def test_a_setting_of_the_warm_starts_optimizer_leaves_its_other_defaults():
-    whole = load_config("plain.yaml", ["warm_start={}"]).warm_start
-    part = load_config("plain.yaml", ["warm_start.optimizer.warmup_steps=3"]).warm_start
-    assert whole is not None
-    assert part is not None
-    assert (whole.optimizer.learning_rate, whole.optimizer.schedule) == (1e-5, "cosine")
-    assert part.optimizer == whole.optimizer.model_copy(update={"warmup_steps": 3})
 
 
 # Files and their bases.

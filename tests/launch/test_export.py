@@ -2,7 +2,6 @@
 
 import filecmp
 import json
-import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -35,6 +34,9 @@ from tests.vectors import read
 
 from .conftest import ROOT, mistake
 
+SHAPE = TinyConfig(
+    vocab_size=512, hidden_size=32, intermediate_size=64, layers=2, heads=2, kv_heads=1
+)
 LORA = LoraConfig(rank=3, alpha=6, targets=("q", "o", "up"))
 
 
@@ -49,10 +51,7 @@ def logits(model: Any) -> np.ndarray:
 
 def make_base(folder: Path) -> Path:
     """Make a Hugging Face folder with a tokenizer, and weights of which none is 0 or 1."""
-    shape = TinyConfig(
-        vocab_size=300, hidden_size=32, intermediate_size=64, layers=2, heads=2, kv_heads=1
-    )
-    make_tiny(folder, ["select name from singer"], shape, 0)
+    make_tiny(folder, ["select name from singer"], SHAPE, 0)
     changes = {"model_type": "qwen3", "tie_word_embeddings": False, "head_dim": 24}
     config = json.loads((folder / "config.json").read_text()) | changes
     del config["architectures"]
@@ -141,6 +140,7 @@ def test_adapters_alone_are_those_of_the_checkpoint(place, tmp_path):
 
 
 def test_types_are_as_asked_for(place, tmp_path):
+    (tmp_path / "o").mkdir()  # an empty folder is nobody's
     out = write(place.folder / "full", tmp_path / "o", "--dtype", "bfloat16")
     expected = arrays(nnx.state(place.full))
     for name, array in arrays(nnx.state(huggingface.load(out))).items():
@@ -172,28 +172,6 @@ def test_an_export_that_does_not_end_leaves_nothing(place, tmp_path, monkeypatch
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_nothing_is_written_over(place, tmp_path):
-    source, file, thesis = place.folder / "full", tmp_path / "file", tmp_path / "thesis"
-    file.write_text("mine")
-    thesis.mkdir()
-    (thesis / "a.txt").write_text("mine")
-    for path in (file, thesis):
-        assert str(path) in mistake(write, source, path)
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a.txt", "file", "thesis"]
-    (tmp_path / "empty").mkdir()
-    whole = huggingface.load(write(source, tmp_path / "empty"))
-    assert_same(nnx.state(whole), nnx.state(place.full))
-
-
-def test_a_checkpoint_of_another_model_is_refused(place, tmp_path):
-    run = tmp_path / "run"
-    shutil.copytree(place.folder / "full", run)
-    config = (run / "config.yaml").read_text()
-    (run / "config.yaml").write_text(config.replace("lora: null", "lora: {rank: 2}"))
-    assert "checkpoint of another model" in mistake(write, run, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
 # The tiny tokenizer makes a word the same token wherever it stands.
 
 
@@ -202,9 +180,6 @@ TEXTS = [
     "What is the name and the average age of every band?",
     "SELECT name, avg(age) FROM band AS t1 GROUP BY t1.band_id HAVING count(*) >= 12.5",
 ] * 3
-SHAPE = TinyConfig(
-    vocab_size=512, hidden_size=16, intermediate_size=24, layers=1, heads=2, kv_heads=1
-)
 
 
 @pytest.fixture(scope="module")

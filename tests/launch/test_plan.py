@@ -352,12 +352,6 @@ def test_a_warm_start_gives_back_what_it_took(tmp_path):
     assert left == []
 
 
-def test_a_small_model_is_not_compiled_to_be_planned(tmp_path, monkeypatch):
-    monkeypatch.setattr("minirl.plan.fit.compile_program", None)
-    planned = learner.plan_memory(config(AUTO), tmp_path)
-    assert planned.train.batching.micro_batch_tokens == 16_384
-
-
 @pytest.mark.usefixtures("uncompiled")
 def test_a_resumed_run_has_the_cache_that_was_planned_and_none_with_servers(
     tmp_path, free, monkeypatch

@@ -31,14 +31,15 @@ def one(number: int, right: int, *queries: str) -> Screened:
     return Screened(number, f"q{number}", f"db{number % 3}", "", 4, right, answers)
 
 
-@pytest.fixture
-def job(tmp_path):
+def job(*settings: str) -> JobConfig:
     lines = ["model.path=x", "data.root=y", "warm_start={answers: own}", "train.group_size=4"]
-    return load_config("plain.yaml", [*lines, "screen.questions=6"])
+    few = ["screen.questions=6", "train.prompts_per_step=3"]
+    return load_config("plain.yaml", [*lines, *few, *settings])
 
 
-def in_folder(job: JobConfig, folder: Path) -> JobConfig:
-    return job.model_copy(update={"run": job.run.model_copy(update={"dir": folder})})
+def screened(folder: Path, *settings: str) -> list[Screened]:
+    nothing: Any = None
+    return screen(job(f"run.dir={folder}", *settings), nothing, TRAIN, Path("model"))
 
 
 def said(right: str, *queries: str, **more: Any) -> Sampled:
@@ -48,7 +49,7 @@ def said(right: str, *queries: str, **more: Any) -> Sampled:
     return Sampled(queries, tuple(f"so: {sql}" for sql in queries), ends=ends, right=marks, **more)
 
 
-def test_a_screening_is_made_once_and_keeps_two_different_right_queries(job, tmp_path, monkeypatch):
+def test_a_screening_is_made_once_and_keeps_two_different_right_queries(tmp_path, monkeypatch):
     asked: list[list[str]] = []
     answers = said("+-++", "SELECT 1", "SELECT 2", "select  1;", "SELECT 3", turns=(1, 1, 2, 3))
 
@@ -58,7 +59,7 @@ def test_a_screening_is_made_once_and_keeps_two_different_right_queries(job, tmp
 
     monkeypatch.setattr(screening, "_sample", sample)
     monkeypatch.setattr(screening, "_digest", lambda _config, _sql, order, *_: f"of {len(order)}")
-    found = screen(in_folder(job, tmp_path), cast(Any, None), TRAIN, Path("model"))
+    found = screened(tmp_path)
     assert len(asked[0]) == len(found) == 6
     # Spread over the databases.
     assert sorted(example.db_id for example in found) == ["db0", "db0", "db1", "db1", "db2", "db2"]
@@ -70,15 +71,14 @@ def test_a_screening_is_made_once_and_keeps_two_different_right_queries(job, tmp
     assert first.answers == right
     # Neither a resumed run nor another one of these settings samples again.
     for folder in (tmp_path, tmp_path / "other"):
-        again = screen(in_folder(job, folder), cast(Any, None), TRAIN, Path("model"))
-        assert again == found
+        assert screened(folder) == found
     assert len(asked) == 1
     # A copy that was cut off, at the end of a line or within one.
     text = (tmp_path / "other" / "screening.jsonl").read_text()
     for part in (text[: text[:-1].rindex("\n") + 1], text[:-9]):
         (tmp_path / "other" / "screening.jsonl").write_text(part)
         with pytest.raises(UserError, match=r"jsonl: cut off, holds 5 of 6 questions.*delete it"):
-            screen(in_folder(job, tmp_path / "other"), cast(Any, None), TRAIN, Path("model"))
+            screened(tmp_path / "other")
     (tmp_path / "other" / "screening.jsonl").write_text(text)
     for name in ("screening.jsonl", "screening.json"):
         assert (tmp_path / name).read_bytes() == (tmp_path / "other" / name).read_bytes()
@@ -86,22 +86,21 @@ def test_a_screening_is_made_once_and_keeps_two_different_right_queries(job, tmp
     cut = said("++", "SELECT 1", "SELECT 2", ends=("length", "stop"))
     found = screening._screened(0, TRAIN[0], cut)
     assert ([answer.sql for answer in found.answers], found.right) == (["SELECT 2"], 2)
-    smaller = job.model_copy(update={"screen": job.screen.model_copy(update={"questions": 4})})
-    screen(in_folder(smaller, tmp_path / "smaller"), cast(Any, None), TRAIN, Path("model"))
+    screened(tmp_path / "smaller", "screen.questions=4")
     assert asked[1] == asked[0][:4]
     assert json.loads((tmp_path / "screening.json").read_text())["all"]["sometimes"] == 1
 
 
-def test_a_screening_of_other_settings_or_questions_is_another(job, monkeypatch):
+def test_a_screening_of_other_settings_or_questions_is_another(monkeypatch):
     monkeypatch.setattr(screening, "read_tokenizer", lambda *_: None)
     monkeypatch.setattr(screening, "model_digest", lambda _model: "of the model")
     sql: Any = SimpleNamespace(training_prompt=lambda *_: ())
 
-    def digest(changes: dict[str, Any], asked: list[Example]) -> str:
-        return screening._digest(job.model_copy(update=changes), sql, [0], asked, Path("model"))
+    def digest(asked: list[Example], *settings: str) -> str:
+        return screening._digest(job(*settings), sql, [0], asked, Path("model"))
 
-    alike = [digest({}, TRAIN[:1]) for _ in range(2)]
-    others = [digest({"seed": 1}, TRAIN[:1]), digest({}, TRAIN[1:2])]
+    alike = [digest(TRAIN[:1]) for _ in range(2)]
+    others = [digest(TRAIN[:1], "seed=1"), digest(TRAIN[1:2])]
     assert len({*alike, *others}) == 3
 
 
@@ -118,21 +117,16 @@ def test_shares_are_told_by_level_and_database():
     assert parts["difficulty"]["unknown"]["questions"] == 3
 
 
-def test_questions_are_kept_by_the_share_of_right_answers(job):
-    data = job.data.model_copy(
-        update={"train": job.data.train.model_copy(update={"pass_rate": (0.25, 0.75)})}
-    )
-    config = job.model_copy(update={"data": data, "train": job.train.model_copy(
-        update={"prompts_per_step": 3})})  # fmt: skip
+def test_questions_are_kept_by_the_share_of_right_answers():
+    config = job("data.train.pass_rate=[0.25, 0.75]")
     found = [one(n, right) for n, right in enumerate((4, 0, 1, 3, 4, 2))]
     assert [example.id for example in kept(config, TRAIN, found)] == ["q2", "q3", "q5"]
     with pytest.raises(UserError, match=r"keeps 2 questions, fewer than train.prompts_per_step=3"):
         kept(config, TRAIN, found[:4])
 
 
-def test_too_few_that_own_answers_keep_are_refused_before_the_warm_start(job, monkeypatch):
-    train = job.data.train.model_copy(update={"pass_rate": (0.25, 0.75)})
-    config = job.model_copy(update={"data": job.data.model_copy(update={"train": train})})
+def test_too_few_that_own_answers_keep_are_refused_before_the_warm_start(monkeypatch):
+    config = job("data.train.pass_rate=[0.25, 0.75]")
     warmed: list[Any] = []
     monkeypatch.setattr(course, "screen", lambda *_: [one(n, 4) for n in range(6)])
     monkeypatch.setattr(course, "start_model", lambda *given: warmed.append(given) or Path("warm"))
@@ -144,13 +138,11 @@ def test_too_few_that_own_answers_keep_are_refused_before_the_warm_start(job, mo
     assert course._start(*given, only="warm-start") == (Path("warm"), TRAIN)
 
 
-def test_a_warm_start_learns_own_answers_and_gold_queries_where_there_are_none(job):
+def test_a_warm_start_learns_own_answers_and_gold_queries_where_there_are_none():
     own = [one(0, 2, "SELECT 5", "SELECT 6"), one(4, 0)]
 
     def learned(answers: str, found=own) -> list[tuple[str, str]]:
-        assert job.warm_start is not None
-        warm = job.warm_start.model_copy(update={"answers": answers})
-        config = job.model_copy(update={"warm_start": warm})
+        config = job(f"warm_start.answers={answers}")
         lessons = choose_answers(cast(Any, SimpleNamespace(config=config)), GOLDS, found)
         assert all(lesson.reply == "" for lesson in lessons)  # the prompt asks for no reasoning
         return [(lesson.example.id, lesson.sql) for lesson in lessons]
