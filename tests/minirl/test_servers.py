@@ -740,39 +740,3 @@ def test_only_one_version_is_kept(tmp_path):
         (tmp_path / name).mkdir()
     transfer.remove_versions(tmp_path, but=tmp_path / "version-a-2")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "version-a-2"]
-
-
-# How much more than the model a process holds while it writes it.
-PEAK = """
-import sys
-import jax, jax.numpy as jnp
-from flax import nnx
-from pathlib import Path
-from tests.minirl.toy import CONFIG
-from minirl.model.decoder import Decoder
-from minirl.model.sharding import make_mesh, param_shardings
-from minirl.sglang import transfer
-from minirl.sglang.transfer import whole_tensors, write_version
-from tests.memory import peak_bytes
-sizes = {"hidden_size": 256, "intermediate_size": 2048, "num_hidden_layers": 32}
-config = CONFIG.model_copy(update=sizes | {"num_attention_heads": 8})
-shapes = nnx.state(nnx.eval_shape(lambda: Decoder(config, key=jax.random.key(0))), nnx.Param)
-places = param_shardings(shapes, make_mesh({"fsdp": 2, "tensor": 2}))
-params = jax.tree.map(lambda leaf, place: jnp.ones(leaf.shape, device=place), shapes, places)
-size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
-next(whole_tensors(params, "float32"))
-transfer._FILE_BYTES = 2**25
-Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-before = peak_bytes()
-write_version(Path(sys.argv[1]), "x", params, dtype="float32")
-print(round((peak_bytes() - before) / size, 3))
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_a_model_is_never_in_memory_twice(copies, tmp_path):
-    """A model of 218 MB over four devices; what is above it is one of its files."""
-    flags = os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=4")
-    found = copies(tmp_path, cwd=tmp_path, code=PEAK, XLA_FLAGS=flags).end()
-    assert found.returncode == 0, found.stderr
-    assert float(found.stdout) < 0.6
