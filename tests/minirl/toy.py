@@ -32,7 +32,7 @@ from minirl.config.algorithms import AlgorithmConfig
 from minirl.exchange import Message, Score
 from minirl.model.config import HybridConfig, ModelConfig
 from minirl.model.decoder import Decoder
-from minirl.model.lora import add_adapters, described, split, trained
+from minirl.model.lora import add_adapters, split, trained
 from minirl.model.sharding import make_mesh, param_path, param_shardings
 from minirl.run import distributed
 from minirl.run.metrics import JsonLines
@@ -44,7 +44,7 @@ from minirl.train.rollouts import TrainingTask
 from minirl.train.trainer import Trainer
 from minirl.train.update import Learner
 from minirl.types import TokenRow
-from tests.plain_model import arrays, logits
+from tests.plain_model import logits
 
 # A model and a tokenizer.
 
@@ -143,23 +143,6 @@ def adapted(source: Decoder, lora: LoraConfig) -> Decoder:
         return jax.device_put(rng.normal(0, 0.3, leaf.shape).astype(np.float32), leaf.sharding)
 
     return nnx.merge(graph, jax.tree.map(draw, params), frozen)
-
-
-def merged(source: Decoder) -> Decoder:
-    """Return a model without adapters that computes the same, in float32."""
-    lora = source.layers.lora
-    assert lora is not None
-    _, adapters, rest = split(source)
-    factors = arrays(adapters)
-
-    def merge(path, leaf):
-        a, b = (factors.get(f"{param_path(path)}_{end}") for end in "ab")
-        leaf = np.asarray(leaf).astype(np.float32)
-        return jnp.asarray(leaf if a is None else leaf + np.float32(lora.scale) * (b @ a))
-
-    plain = described(source.config, dtype=source.dtype)
-    nnx.update(plain, jax.tree.map_with_path(merge, rest))
-    return plain
 
 
 def train_bpe(texts: Iterable[str], *, vocab_size: int) -> Bpe:
