@@ -275,12 +275,9 @@ EXAMPLES = ("AB", "CDE", "F", "GH", "IJKL", "MNO")
 ACCURACY = {2: 0.25, 4: 0.75, 6: 0.5, 8: 0.5}
 
 
-_SHORT = {"steps": 4, "eval_every": 2, "checkpoint_every": 1, "kl_every": 2, "average": 0.5}
 # Courses that a run can take: changes of the settings.
 COURSES: dict[str, dict[str, Any]] = {
-    "short": _SHORT,
-    # The same of a model with linear attention, in steps small enough for what they round to stay.
-    "hybrid": _SHORT | {"optimizer": SMOOTH.model_copy(update={"learning_rate": 0.1})},
+    "short": {"steps": 4, "eval_every": 2, "checkpoint_every": 1, "kl_every": 2, "average": 0.5},
     # Few groups are mixed, so that a step takes several rounds; then two updates, each of two
     # micro-batches, whose ratio compares with the step's start; some are skipped. Then a second
     # stage, from the second step's weights.
@@ -384,12 +381,11 @@ def ignore(*_):
 
 def trainer(
     folder, *, source=None, examples=EXAMPLES, validate=None, judge=score, servers=None,
-    rollout=None, write=None, log=ignore, hybrid=False, **changes,
+    rollout=None, write=None, log=ignore, **changes,
 ):  # fmt: skip
     """Make a trainer on a copy of a toy model: the update takes the arrays over.
 
-    It has one layer, or a hybrid's one period: nothing of a run depends on their number, and
-    programs compile sooner.
+    It has one layer: nothing of a run depends on their number, and programs compile sooner.
     """
     config = TRAIN.model_copy(update=changes)
     task = TrainingTask(
@@ -407,7 +403,7 @@ def trainer(
         log=log,
     )
     mesh = make_mesh(OF_SEVERAL) if distributed.count() > 1 else None
-    source = spread(source or model(layers=1, hybrid=hybrid), mesh)
+    source = spread(source or model(layers=1), mesh)
     settings = (config.algorithm, config.optimizer, SAMPLER.temperature)
     known = patch("minirl.train.trainer.Learner", partial(known_learner, settings))
     # One program of the sampler serves rows of any number.
@@ -427,8 +423,7 @@ def take_course(folder, course):
         distributed.check()  # as the rollouts of an evaluation do
         return accuracy[version]
 
-    hybrid = course == "hybrid"
-    return trainer(folder, validate=validate, judge=judge, hybrid=hybrid, **COURSES[course])
+    return trainer(folder, validate=validate, judge=judge, **COURSES[course])
 
 
 def run_course(trainer, course, progress=ignore):
