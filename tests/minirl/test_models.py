@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import optax
 import pytest
@@ -72,13 +71,23 @@ def test_each_device_holds_its_part_of_the_same_weights(name, shape):
     assert mixed[...].addressable_shards[0].data.size == mixed[...].size // parts
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_what_is_saved_is_what_transformers_wrote(name, tmp_path):
-    model = huggingface.load(REFERENCE / name)
-    huggingface.save(model, tmp_path / "new", source=REFERENCE / name)
-    same_tensors(tmp_path / "new", REFERENCE / name)
-    assert_same(huggingface.load(tmp_path / "new"), model)
-    assert read_config(tmp_path / "new") == read_config(REFERENCE / name)
+# A Qwen3.5 is the decoder alone, in the types of its files, and with what SGLang alone reads.
+@pytest.mark.parametrize(
+    ("name", "kind", "added"),
+    [
+        *((name, jnp.float32, {}) for name in MODELS),
+        ("qwen35_text", jnp.bfloat16, {"full_attention_interval": 4}),
+    ],
+)
+def test_what_is_saved_is_what_transformers_wrote(name, kind, added, tmp_path):
+    source, new = REFERENCE / name, tmp_path / "new"
+    model = huggingface.load(source, param_dtype=kind)
+    huggingface.save(model, new, source=source)
+    same_tensors(new, source)
+    assert_same(huggingface.load(new, param_dtype=kind), model)
+    assert not added.keys() & config_of(source).keys()
+    assert config_of(new) == config_of(source) | added
+    assert read_config(new) == read_config(source)
 
 
 def test_shards_of_bounded_size(tmp_path, monkeypatch):
@@ -377,19 +386,6 @@ def test_logits_and_gradients_are_those_of_transformers(name, length):
         assert abs(np.linalg.norm(gradients[tensor]) - norm) < 1e-4 * size, tensor
         found = projections(gradients[tensor])[1:]
         np.testing.assert_allclose(found, products, rtol=0, atol=3e-4 * size, err_msg=tensor)
-
-
-def test_what_is_written_is_the_decoder_alone_with_the_types_of_the_files(tmp_path):
-    """As transformers does, and with what SGLang alone reads; A_log and gated norms in float32."""
-    source = REFERENCE / "qwen35_text"
-    model = huggingface.load(source, param_dtype=ml_dtypes.bfloat16)
-    kinds = {model.layers.linear.a_log[...].dtype, model.layers.linear.out_norm[...].dtype}
-    assert kinds == {np.dtype("float32")}
-    huggingface.save(model, tmp_path / "text", source=source)
-    same_tensors(tmp_path / "text", source)
-    config = config_of(source)
-    assert "full_attention_interval" not in config
-    assert config_of(tmp_path / "text") == config | {"full_attention_interval": 4}
 
 
 def test_a_vision_tower_is_left_out(tmp_path, caplog):
