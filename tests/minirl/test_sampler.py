@@ -16,8 +16,8 @@ from flax import nnx
 from minirl.config import LoraConfig, SamplerConfig
 from minirl.exchange import UserError
 from minirl.model.kernels import MASKED, attend_to_keys
-from minirl.model.lora import add_adapters, split, trained
-from minirl.model.sharding import device_bytes, make_mesh, with_shardings
+from minirl.model.lora import add_adapters, trained
+from minirl.model.sharding import device_bytes, make_mesh, param_path, with_shardings
 from minirl.sample import attention, cache, gpu_attention
 from minirl.sample.cache import cache_room, cache_shapes, device_memory, plan_cache
 from minirl.sample.decode import compilations, lowered_programs, sample
@@ -507,17 +507,25 @@ def test_a_process_with_one_device_of_several_compiles_each_program_once(caplog)
         assert caplog.text.count(f"Compiling jit({name})") == 1
 
 
-def test_a_copy_has_the_weights_in_the_type_of_the_computation():
+def test_copies_have_matrices_in_the_type_of_the_computation():
+    """That of the sampler, and that of a reference, which shares no memory."""
     model = toy.spread(toy.model(), make_mesh({"fsdp": 4, "tensor": 2}))
+    add_adapters(model, LoraConfig(rank=2), seed=0)
     own, params = local_model(model)[2], nnx.state(model)
     assert own is not None
     copy, described = (make(params, own, jnp.bfloat16) for make in (local_params, copy_shapes))
-    for array, leaf, info in zip(*map(jax.tree.leaves, (copy, params, described)), strict=True):
+    copies = (copy, in_compute_type(params, jnp.bfloat16), described, params)
+    for array, twin, info, leaf in zip(*map(jax.tree.leaves, copies), strict=True):
         assert (array.shape, array.dtype) == (info.shape, info.dtype)
         assert array.sharding.is_equivalent_to(info.sharding, array.ndim)
         assert array.is_fully_replicated
-        np.testing.assert_array_equal(array, leaf.astype(array.dtype))
-    assert {leaf.dtype.name for leaf in jax.tree.leaves(copy)} == {"float32", "bfloat16"}
+        np.testing.assert_array_equal(array, expected := np.array(leaf.astype(array.dtype)))
+        leaf.delete()
+        assert twin.dtype == array.dtype
+        np.testing.assert_array_equal(twin, expected)
+    kinds = {param_path(path): leaf.dtype.name for path, leaf in jax.tree.leaves_with_path(copy)}
+    assert {kinds[f"layers.{name}"] for name in ("q", "q_a", "down_b")} == {"bfloat16"}
+    assert kinds["final_norm"] == "float32"
 
 
 def test_samplers_share_what_is_not_trained_and_copy_nothing_else_before_there_are_weights():
@@ -530,18 +538,6 @@ def test_samplers_share_what_is_not_trained_and_copy_nothing_else_before_there_a
     for one, other in zip(*map(jax.tree.leaves, (first, second)), strict=True):
         assert one is other
         assert one.is_fully_replicated
-
-
-def test_a_reference_copy_shares_no_memory_and_has_matrices_in_the_type_of_the_computation():
-    model = toy.spread(toy.model(), None)
-    add_adapters(model, LoraConfig(rank=2), seed=0)
-    _, adapters, frozen = split(model)
-    copies = [in_compute_type(part, jnp.bfloat16) for part in (adapters, frozen)]
-    for leaf in jax.tree.leaves((adapters, frozen)):
-        leaf.delete()
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(copies))
-    types = [{leaf.dtype.name for leaf in jax.tree.leaves(copy)} for copy in copies]
-    assert types == [{"bfloat16"}, {"float32", "bfloat16"}]
 
 
 # The kernel of one new token a row, run by Pallas' interpreter.
