@@ -155,15 +155,12 @@ class Scene:
         return batch_of(rows, algorithm).sampler_logp_BC
 
 
-def in_groups(rows):
-    return [rows[n * G : n * G + G] for n in range(N)]
-
-
 def batch_of(rows, algorithm):
     sizes = BatchingConfig(prompt_multiple=4, answer_multiple=4)
     settings: Any = {"aggregation": algorithm.aggregation, "sizes": sizes, "pad_id": 0}
     divisor = algorithm.aggregation_divisor or LONGEST
-    (batch,) = MicroBatches(in_groups(rows), **settings, divisor=divisor)
+    groups = [rows[n * G : n * G + G] for n in range(N)]
+    (batch,) = MicroBatches(groups, **settings, divisor=divisor)
     return batch
 
 
