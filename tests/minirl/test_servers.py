@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -699,6 +700,8 @@ def test_of_adapters_a_version_is_peft_s_folder_as_sglang_joins_them(
     assert (config["target_modules"], config["r"]) == (modules, 2)
     assert config["base_model_name_or_path"] == str(tmp_path)
     stored = load_file(folder / "adapter_model.safetensors")
+    names = {re.sub("in_proj_.$", "in_proj_qkvz", name.split(".")[-3]) for name in stored}
+    assert names == {*modules}
     found = {name.removeprefix("base_model.model."): array for name, array in stored.items()}
     expected, own = dict(huggingface.tensors(params)), "model.layers.2.linear_attn.in_proj_"
     for name, array in expected.items():
