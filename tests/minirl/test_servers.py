@@ -442,16 +442,6 @@ def test_a_server_that_lacks_the_adapters_or_has_others_below_is_left_out(fakes,
     wait_until(lambda: numbers_are(servers, servers=2, taken_back=2))
 
 
-def test_launched_servers_have_room_for_the_adapters_and_for_no_others():
-    options = transfer.lora_options(LoraConfig(rank=4, targets=("q", "down", "out")))
-    assert options == [
-        "--enable-lora", "--max-lora-rank", "4", "--max-loras-per-batch", "3",
-        "--lora-target-modules", "q_proj", "down_proj",
-    ]  # fmt: skip
-    # No name of linear attention is on SGLang's list.
-    assert transfer.lora_options(LoraConfig(rank=4, targets=("q",)), toy.HYBRID)[-1] == "all"
-
-
 # Samplers before servers: weights are brought once, and many episodes stay apart.
 
 
@@ -680,7 +670,7 @@ def test_a_disk_that_is_full_here_leaves_no_process_waiting_in_a_collective(tmp_
 @pytest.mark.parametrize(
     ("hybrid", "targets", "modules"),
     [
-        (None, ("q", "down"), ["q_proj", "down_proj"]),
+        (None, ("q", "down", "out"), ["q_proj", "down_proj"]),
         (toy.HYBRID, ("in_qkv", "in_z", "q"), ["in_proj_qkvz", "q_proj"]),
         (toy.HYBRID, ("in_z",), ["in_proj_qkvz"]),
         (toy.HYBRID, ("in_qkv", "out"), ["in_proj_qkvz", "out_proj"]),
@@ -689,8 +679,8 @@ def test_a_disk_that_is_full_here_leaves_no_process_waiting_in_a_collective(tmp_
 def test_of_adapters_a_version_is_peft_s_folder_as_sglang_joins_them(
     tmp_path, hybrid, targets, modules
 ):
-    """It stacks A and B of linear attention's queries, keys, values and gates, and wants all four.
-    They may lie anywhere.
+    """It stacks A and B of linear attention's queries, keys, values and gates, and wants all four;
+    it is launched with room for these and for no others. They may lie anywhere.
     """
     lora, mesh = LoraConfig(rank=2, targets=targets), make_mesh({"fsdp": 4, "tensor": 2})
     params = trained(adapted(spread(toy.model(hybrid=hybrid is not None), mesh), lora))
@@ -702,6 +692,11 @@ def test_of_adapters_a_version_is_peft_s_folder_as_sglang_joins_them(
     stored = load_file(folder / "adapter_model.safetensors")
     names = {re.sub("in_proj_.$", "in_proj_qkvz", name.split(".")[-3]) for name in stored}
     assert names == {*modules}
+    # No name of linear attention is on SGLang's list of what may be named.
+    assert transfer.lora_options(lora, hybrid) == [
+        "--enable-lora", "--max-lora-rank", "2", "--max-loras-per-batch", "3",
+        "--lora-target-modules", *(["all"] if hybrid else modules),
+    ]  # fmt: skip
     found = {name.removeprefix("base_model.model."): array for name, array in stored.items()}
     expected, own = dict(huggingface.tensors(params)), "model.layers.2.linear_attn.in_proj_"
     for name, array in expected.items():
