@@ -61,33 +61,23 @@ def assert_same_replies(found, expected):
         np.testing.assert_allclose(reply.logprobs, expected[episode].logprobs, atol=1e-5)
 
 
-def test_log_probabilities_equal_the_learners_and_greedy_takes_the_likeliest():
-    model = toy.model()
-    # Two episodes of one prompt, and others of other lengths and ways to draw beside them: more
-    # prompts than full groups of four need.
-    prompts = [prompt(40), prompt(40), prompt(7, seed=1), prompt(1, seed=2), prompt(20, seed=3)]
-    prompts.append(prompt(11))
-    ways = [(PLAIN,), (PLAIN,), (0.7,), (PLAIN, 0.6), (1.3,), (GREEDY,)]
-    requests = [Request(e, ids, 20, *ways[e]) for e, ids in enumerate(prompts)]
-    replies = toy.run(toy.sampler(model, group_size=4), requests)
-    for request in requests:
-        check(model, request, replies[request.episode])
-    assert replies[0].ids != replies[1].ids
-    table = toy.next_logprobs(model, prompts[5] + replies[5].ids)
-    assert replies[5].ids == tuple(table[10:-1].argmax(axis=1))
-
-
-def test_a_hybrids_replies_of_several_turns_have_the_learners_log_probabilities():
-    """Of prompts shared and not, of one token, and longer than a chunk; a reply that ends early is
-    gone on from while its neighbours decode, and slots and prompt rows are taken again.
+@pytest.mark.parametrize(("hybrid", "slots", "group_size"), [(False, 4, 4), (True, 6, 2)])
+def test_replies_of_several_turns_have_the_learners_log_probabilities(hybrid, slots, group_size):
+    """Of prompts shared and not, of one token, and longer than a chunk, drawn in several ways; a
+    reply that ends early is gone on from while its neighbours decode, and slots and prompt rows are
+    taken again, of which there are fewer than prompts where groups of four are not full.
     """
-    model, finishes = toy.model(layers=1, hybrid=True), set()
-    sampler = toy.sampler(model, slots=6, group_size=2, max_prompt_tokens=80)
+    model, finishes = toy.model(hybrid=hybrid), set()
+    sampler = toy.sampler(model, slots=slots, group_size=group_size, max_prompt_tokens=80)
     prompts = [prompt(75), prompt(75), prompt(1, seed=2), prompt(2, seed=3), prompt(40, seed=4)]
+    ways = [(PLAIN,), (PLAIN,), (0.7,), (PLAIN, 0.6), (GREEDY,)]
 
     def look(request, reply):
         check(model, request, reply)
         finishes.add(reply.finish)
+        if request.temperature == GREEDY:
+            table = toy.next_logprobs(model, request.ids + reply.ids)
+            assert reply.ids == tuple(table[len(request.ids) - 1 : -1].argmax(axis=1))
         # It ends with its stop token, which its text leaves out, or at its limit.
         is_stopped = reply.finish == "stop"
         stops = [i in toy.STOP_IDS for i in reply.ids]
@@ -96,9 +86,10 @@ def test_a_hybrids_replies_of_several_turns_have_the_learners_log_probabilities(
         assert reply.text == toy.Tokenizer().decode(reply.ids[:-1] if is_stopped else reply.ids)
 
     # Observations are of other lengths than a piece, and one of a single token.
-    asked = [Request(e, ids, 5 + e, PLAIN) for e, ids in enumerate(prompts)]
-    later_turns(sampler, asked, lengths=(1, 9), look=look)
+    asked = [Request(e, ids, 5 + e, *ways[e]) for e, ids in enumerate(prompts)]
+    ids = later_turns(sampler, asked, lengths=(1, 9), look=look)
     assert finishes == {"stop", "length"}
+    assert ids[0][75:80] != ids[1][75:80]
 
 
 # A slot of 32 positions has room for the last token of the prompt and all but the last of the
