@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from minirl.model import linear_attention
 from minirl.model.sharding import param_path
 
 
@@ -23,42 +24,18 @@ def plain_attention(q_BTHE: Any, k_BTKE: Any, v_BTKE: Any, cache: Any) -> tuple[
     return jnp.einsum("bhts,bshe->bthe", weights, v_BTHE), cache
 
 
-def plain_recurrence(inputs: Any, kernels: Any, cache: Any) -> tuple[Any, Any]:
-    """Run Gated DeltaNet token by token, as its equations stand."""
-    *values, g_BTH, beta_BTH = inputs
-
-    def convolved(x_BTKE: Any, kernel_KEW: Any) -> Any:
-        taps = kernel_KEW.shape[-1]
-        before = jnp.pad(x_BTKE, ((0, 0), (taps - 1, 0), (0, 0), (0, 0)))
-        parts = [
-            before[:, w : w + x_BTKE.shape[1]] * kernel_KEW[None, None, :, :, w]
-            for w in range(taps)
-        ]
-        return jax.nn.silu(sum(parts))
-
-    q, k, v = (convolved(x, kernel) for x, kernel in zip(values, kernels, strict=True))
-    q, k = (x / jnp.sqrt((x * x).sum(-1, keepdims=True) + 1e-6) for x in (q, k))
-    q, k = (
-        jnp.repeat(x, v.shape[2] // x.shape[2], axis=2) for x in (q / math.sqrt(q.shape[-1]), k)
-    )
-
-    def token(memory: Any, xs: Any) -> tuple[Any, Any]:
-        q, k, v, g, beta = xs
-        memory = memory * jnp.exp(g)[:, :, None, None]
-        error = v - jnp.einsum("bheu,bhe->bhu", memory, k)
-        memory = memory + jnp.einsum("bhe,bhu,bh->bheu", k, error, beta)
-        return memory, jnp.einsum("bheu,bhe->bhu", memory, q)
-
-    by_time = (x.swapaxes(0, 1) for x in (q, k, v, g_BTH, beta_BTH))
-    nothing = jnp.zeros((*v.shape[::2], k.shape[-1], v.shape[-1]))
-    return jax.lax.scan(token, nothing, tuple(by_time))[1].swapaxes(0, 1), cache
+def whole(inputs: Any, kernels: Any, cache: Any) -> tuple[Any, Any]:
+    """Run linear attention over whole rows: so are its numbers those of transformers."""
+    start = linear_attention.no_state(inputs, kernels)
+    length_B = jnp.full(len(inputs.g_BTH), inputs.g_BTH.shape[1])
+    return linear_attention.run(inputs, kernels, start, length_B)[0], cache
 
 
 @nnx.jit
 def logits(model: Any, ids_BT: Any) -> jax.Array:
     """Return the logits after every id of rows that are padded on the right, BTV."""
     positions_BT = jnp.broadcast_to(jnp.arange(ids_BT.shape[1]), ids_BT.shape)
-    return model.logits(model(ids_BT, positions_BT, plain_attention, recur=plain_recurrence)[0])
+    return model.logits(model(ids_BT, positions_BT, plain_attention, recur=whole)[0])
 
 
 def arrays(tree: Any) -> dict[str, np.ndarray]:

@@ -68,6 +68,10 @@ def on_clauses(rows):
     return [np.where(row.is_covered, row.credit - 0.01 * k1(row), 0.0) for row in rows]
 
 
+def from_here_on(rows):
+    return [np.cumsum(credit[::-1])[::-1] for credit in on_clauses(rows)]
+
+
 # Loss: less a mean of a term of each token.
 
 
@@ -102,6 +106,10 @@ def over_tokens(rows, start, **options):
     """arXiv:2503.14476, Eq. 8."""
     count = sum(len(row.new) for row in rows)
     return plain(rows, start, mean=lambda terms, _: terms.sum() / count, **options)
+
+
+def summed(rows, start, **options):
+    return plain(rows, start, mean=lambda terms, _: terms.sum() / (N * G), **options)
 
 
 K1 = AlgorithmConfig().model_copy(update={"kl_coef": 0.1, "kl_estimator": "k1", "kl_in": "credit"})
@@ -145,6 +153,10 @@ CASES: dict[str, Any] = {
     ),
     "expo": (
         AlgorithmConfig(kind="expo"),
-        partial(plain, credit=on_clauses, mean=lambda terms, _: terms.sum() / (N * G)),
+        partial(summed, credit=on_clauses),
+    ),
+    "expo, of all clauses to come": (
+        AlgorithmConfig(kind="expo", token_credit="return_to_go"),
+        partial(summed, credit=from_here_on),
     ),
 }  # fmt: skip

@@ -15,6 +15,7 @@ import pytest
 from jax._src.cudnn import fused_attention_stablehlo as cudnn_kernels
 from jax.interpreters import mlir
 
+from minirl.config import BatchingConfig
 from minirl.model import attention
 from minirl.model import cudnn as gpu
 from minirl.model import splash as tpu
@@ -25,47 +26,39 @@ from minirl.plan.compile import compile_program
 from minirl.sample import attention as sampler_attention
 from minirl.sample import gpu_attention
 from minirl.sample.cache import KeyValues
-from tests import plain_model
+from minirl.train.batching import MicroBatches
+from tests.plain_model import assert_close
+
+from . import toy
 
 E = 8
 HEADS = {"grouped": (4, 2), "all": (2, 2), "one": (3, 1)}
 
 
-def rows_of(prompts, answers, *, columns, padding=3):
-    """Lay tokens out as a flat list, and in rows: for each part the lengths of its prompts, and for
-    each prompt those of its answers. The list ends with padding.
+def rows_of(lengths, *, parts=1, columns=(8, 8)):
+    """Return where the tokens of groups stand: of each the length of its prompt, and those of its
+    answers; rows have a multiple of so many columns.
     """
-    P, C = columns
-    parts = [
-        (part_prompts, [length for group in part_answers for length in group])
-        for part_prompts, part_answers in zip(prompts, answers, strict=True)
-    ]
-    T = max(sum(own) + sum(others) for own, others in parts) + padding
-    token_NP, token_BC = [], []
-    cell_XT = np.full((len(parts), T), len(parts[0][0]) * P + len(parts[0][1]) * C)
-    for x, (own, others) in enumerate(parts):
-        at = cell = 0
-        for lengths, size, rows in ((own, P, token_NP), (others, C, token_BC)):
-            for length in lengths:
-                rows.append([*range(at, at + length), *[T] * (size - length)])
-                cell_XT[x, at : at + length] = np.arange(cell, cell + length)
-                at, cell = at + length, cell + size
-    arrays: Any = map(np.asarray, (token_NP, token_BC, cell_XT))
-    return Rows(*arrays)
+    sizes = BatchingConfig(
+        micro_batch_tokens=1000, prompt_multiple=columns[0], answer_multiple=columns[1]
+    )
+    groups = toy.make_groups((prompt, [[one] for one in answers]) for prompt, answers in lengths)
+    settings: Any = {"aggregation": "token_mean", "sizes": sizes, "pad_id": 0, "parts": parts}
+    (batch,) = MicroBatches(groups, **settings)
+    return batch.rows
 
 
-# Two parts, of two prompts with three answers each; a prompt and some answers are of no token.
-ROWS = rows_of(
-    [[6, 0], [9, 3]],
-    [[[4, 13, 0], [7, 1, 12]], [[13, 2, 5], [0, 0, 3]]],
-    columns=(9, 13),
-)
+# Two parts, of two prompts with three answers each; of a prompt nothing is shared, and where there
+# are fewer answers rows are of no token.
+SHORT = rows_of([(7, (4, 13, 1)), (1, (7, 1, 12)), (10, (13, 2, 5)), (4, (3,))], parts=2)
+# Several blocks of 128, some of them whole and some cut by the mask.
+LONG = rows_of([(151, (250, 70))], columns=(160, 250))
 
 
-def arrays_of(heads, *, rows=ROWS, seed=0, dtype=jnp.float32, size=E):
+def arrays_of(heads, *, rows=SHORT, dtype=jnp.float32, size=E):
     """Draw q, k, v of flat lists."""
     H, K = HEADS[heads]
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     shapes = [(*rows.cell_XT.shape, heads, size) for heads in (H, K, K)]
     return tuple(jnp.asarray(rng.normal(0, 1.5, shape), dtype) for shape in shapes)
 
@@ -112,24 +105,6 @@ def value_and_gradients(function, rows, arrays):
     every = tuple(range(len(arrays)))
     gradients, out = jax.jit(jax.grad(total, argnums=every, has_aux=True))(*arrays)
     return (out, *gradients)
-
-
-def assert_close(ours, theirs, *, tolerance=5e-5):
-    plain_model.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
-
-
-# Several blocks, of heads that are taken together; and all at once.
-BLOCKS, WHOLE = 4 * 2 * 5 * 13, 2**29
-
-
-@pytest.mark.parametrize(
-    ("heads", "block_bytes"), [("grouped", BLOCKS), ("one", BLOCKS), ("all", WHOLE)]
-)
-def test_attention_is_the_mask_written_out(monkeypatch, heads, block_bytes):
-    monkeypatch.setattr(attention, "_kernel_of", lambda _: blockwise(block_bytes))
-    arrays = arrays_of(heads)
-    expected = value_and_gradients(written_out, ROWS, arrays)
-    assert_close(value_and_gradients(attended, ROWS, arrays), expected)
 
 
 def scaled_as_a_set(kernel):
@@ -252,31 +227,61 @@ for primitive, emulated in (
     )
 
 
-def use(monkeypatch, kernel):
-    """Let all devices have this kernel, but for what it does not serve."""
-    own = attention._kernel_of
-    monkeypatch.setattr(
-        attention, "_kernel_of", lambda name: kernel if name == "cpu" else own(name)
-    )
-
-
-@pytest.fixture
-def cudnn(monkeypatch):
-    """Let the CPU stand for a GPU: cuDNN is there, and its two custom calls are computed by XLA."""
-    kernel = gpu.CUDNN._replace(serves=lambda q, _: gpu._serves(q, described("gpu")))
-    use(monkeypatch, kernel)
-
-
 def described(platform, capability="9.0"):
     return SimpleNamespace(platform=platform, compute_capability=capability)
 
 
+KERNELS = {
+    # Several blocks, of heads that are taken together; and all at once.
+    "blocks": blockwise(4 * 2 * 5 * 16),
+    "whole": blockwise(2**29),
+    # The CPU stands for a TPU; or for a GPU, whose two custom calls are computed by XLA.
+    "splash": tpu.SPLASH,
+    "cudnn": gpu.CUDNN._replace(serves=lambda q, _: gpu._serves(q, described("gpu"))),
+}
+
+
 @pytest.fixture
-def splash(interpreted, monkeypatch):
-    """Let the CPU stand for a TPU."""
-    # Small blocks, so that there are several, some of them whole and some cut by the mask.
+def use(monkeypatch):
+    """Return what lets all devices have a kernel, but for what it does not serve."""
+    own = attention._kernel_of
     monkeypatch.setattr(tpu, "_LARGEST_BLOCK", 128)
-    use(monkeypatch, tpu.SPLASH)
+
+    def patch(name):
+        found = KERNELS[name]
+        monkeypatch.setattr(attention, "_kernel_of", lambda x: found if x == "cpu" else own(x))
+
+    return patch
+
+
+# Of heads of 128 in bf16 splash has queries that are scaled in two parts. On a mesh key/value heads
+# are repeated, or are not divided.
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize(
+    ("kernel", "heads", "rows", "dtype", "size", "shape", "tolerance"),
+    [
+        ("blocks", "grouped", SHORT, jnp.float32, E, None, 5e-5),
+        ("blocks", "one", SHORT, jnp.float32, E, None, 5e-5),
+        ("whole", "all", SHORT, jnp.float32, E, None, 5e-5),
+        ("splash", "all", LONG, jnp.float32, E, None, 1e-4),
+        ("splash", "one", LONG, jnp.bfloat16, 128, None, 3e-2),
+        ("splash", "one", SHORT, jnp.float32, E, {"fsdp": 2, "tensor": 3}, 5e-5),
+        ("cudnn", "grouped", SHORT, jnp.float16, E, None, 2e-2),
+        ("cudnn", "grouped", SHORT, jnp.float16, E, {"tensor": 4}, 2e-2),
+        ("cudnn", "one", SHORT, jnp.float16, E, {"fsdp": 2, "tensor": 2}, 2e-2),
+    ],
+)
+def test_attention_is_the_mask_written_out(use, kernel, heads, rows, dtype, size, shape, tolerance):
+    """Also computed again: what splash knows of its mask is constant in every trace."""
+    use(kernel)
+    mesh = shape and make_mesh(shape, jax.devices()[: math.prod(shape.values())])
+
+    def ours(rows, *arrays):
+        return jax.checkpoint(functools.partial(attended, rows, mesh=mesh))(*arrays)
+
+    arrays = arrays_of(heads, rows=rows, dtype=dtype, size=size)
+    found, expected = (value_and_gradients(way, rows, arrays) for way in (ours, written_out))
+    assert_close(found, expected, rtol=tolerance, atol=tolerance)
 
 
 def test_a_kernel_is_that_of_the_mesh_if_it_serves_the_type():
@@ -299,65 +304,22 @@ def test_a_kernel_is_that_of_the_mesh_if_it_serves_the_type():
         assert chosen(other, *device) is attention._kernel_of("another")
 
 
-# The second has queries that are scaled in two parts.
+SPLASH = [f"splash_mha_{part}_segmented" for part in ("fwd", "dq", "dkv")]
+CUDNN = {"__cudnn$fmhaSoftmax(": 3, "__cudnn$fmhaSoftmaxBackward(": 3, "PADDING": 2, "CAUSAL": 4}
+
+
+# Prompts to themselves, answers to prompts, and to themselves; forward and backward.
 @pytest.mark.parametrize(
-    ("heads", "dtype", "size", "tolerance"),
-    [("all", jnp.float32, E, 1e-4), ("one", jnp.bfloat16, 128, 3e-2)],
+    ("kernel", "platform", "calls"),
+    [("cudnn", "cuda", CUDNN), ("splash", "tpu", dict.fromkeys(SPLASH, 3))],
 )
-def test_splash_attention_over_several_blocks(splash, heads, dtype, size, tolerance):
-    rows = rows_of([[150]], [[[250, 70]]], columns=(160, 250))
-    arrays = arrays_of(heads, rows=rows, seed=3, dtype=dtype, size=size)
-    expected = value_and_gradients(written_out, rows, arrays)
-    assert_close(value_and_gradients(attended, rows, arrays), expected, tolerance=tolerance)
-
-
-@pytest.mark.parametrize(
-    ("heads", "shape"),
-    # On a mesh key/value heads are repeated; heads that the mesh does not divide.
-    [("grouped", {"tensor": 4}), ("one", {"fsdp": 2, "tensor": 2})],
-)
-def test_cudnn_attention_on_a_device_and_on_a_mesh(cudnn, heads, shape):
-    arrays = arrays_of(heads, dtype=jnp.float16)
-    alone = value_and_gradients(attended, ROWS, arrays)
-    assert_close(alone, value_and_gradients(written_out, ROWS, arrays), tolerance=2e-2)
-    devices = jax.devices()[: math.prod(shape.values())]
-    ours = functools.partial(attended, mesh=make_mesh(shape, devices))
-    assert_close(value_and_gradients(ours, ROWS, arrays), alone, tolerance=5e-3)
-
-
-def test_splash_attention_on_a_mesh_computed_again(splash):
-    """What the kernel knows of its mask is constant in every trace, that of a checkpoint too."""
-    arrays, mesh = arrays_of("one"), make_mesh({"fsdp": 2, "tensor": 3}, jax.devices()[:6])
-
-    def ours(rows, *arrays):
-        return jax.checkpoint(functools.partial(attended, rows, mesh=mesh))(*arrays)
-
-    expected = value_and_gradients(written_out, ROWS, arrays)
-    assert_close(value_and_gradients(ours, ROWS, arrays), expected)
-
-
-def lowered(platform):
-    """Return the program of the gradient for a platform that is not here."""
+def test_the_program_for_a_platform_calls_its_kernel(use, kernel, platform, calls):
+    use(kernel)
 
     def gradients(*arrays):
-        total = lambda *xs: attended(ROWS, *xs).astype(jnp.float32).sum()  # noqa: E731
+        total = lambda *xs: attended(SHORT, *xs).astype(jnp.float32).sum()  # noqa: E731
         return jax.grad(total, argnums=(0, 1, 2))(*arrays)
 
     traced = jax.jit(gradients).trace(*arrays_of("grouped", dtype=jnp.bfloat16))
-    return traced.lower(lowering_platforms=(platform,)).as_text()
-
-
-def test_the_program_for_nvidia_calls_cudnn(cudnn):
-    program = lowered("cuda")
-    # Prompts to themselves, answers to prompts, and to themselves; forward and backward.
-    assert program.count("__cudnn$fmhaSoftmax(") == 3
-    assert program.count("__cudnn$fmhaSoftmaxBackward(") == 3
-    assert "PADDING" in program
-    assert "CAUSAL" in program
-
-
-def test_the_program_for_tpus_calls_splash(monkeypatch):
-    use(monkeypatch, tpu.SPLASH)
-    program = lowered("tpu")
-    for phase in ("fwd_segmented_residuals", "dq_segmented", "dkv_segmented"):
-        assert f"splash_mha_{phase}" in program
+    program = traced.lower(lowering_platforms=(platform,)).as_text()
+    assert {call: program.count(call) for call in calls} == calls

@@ -106,7 +106,9 @@ def padding(groups, sizes, *, parts=1):
 
 @given(GROUPS, st.integers(1, 400), st.integers(1, 3))
 def test_every_answer_is_computed_once_and_beside_its_prompt(groups, tokens, parts):
+    """And no micro-batch takes more than a plan says of the longest."""
     found = layouts(groups, sizes(tokens), parts=parts)
+    largest = batching.largest_shape(50, 60, sizes(tokens))
     pieces = [piece for layout in found for part in layout.parts for piece in part]
     number_of = {id(row): n for n, rows in enumerate(groups) for row in rows}
     assert sorted(id(row) for piece in pieces for row in piece.rows) == sorted(number_of)
@@ -117,6 +119,8 @@ def test_every_answer_is_computed_once_and_beside_its_prompt(groups, tokens, par
     for layout in found:
         shape = layout.shape
         assert len(layout.parts) == parts
+        assert shape.tokens <= largest.tokens
+        assert shape.cells <= max(largest.cells, 2 * largest.tokens)
         for part in layout.parts:
             assert len(part) <= shape.prompts
             assert sum(piece.tokens for piece in part) <= shape.tokens
@@ -127,14 +131,6 @@ def test_every_answer_is_computed_once_and_beside_its_prompt(groups, tokens, par
     lists = sum(layout.shape.tokens * parts for layout in found)
     share = padding(groups, sizes(tokens), parts=parts)
     assert share == pytest.approx(1 - sum(piece.tokens for piece in pieces) / lists)
-
-
-@given(GROUPS, st.integers(1, 400))
-def test_no_micro_batch_takes_more_than_the_plan_of_the_longest(groups, tokens):
-    largest = batching.largest_shape(50, 60, sizes(tokens))
-    for layout in layouts(groups, sizes(tokens)):
-        assert layout.shape.tokens <= largest.tokens
-        assert layout.shape.cells <= max(largest.cells, 2 * largest.tokens)
 
 
 def test_micro_batches_by_hand():

@@ -183,28 +183,20 @@ def full_at_an_array(monkeypatch):
     monkeypatch.setattr("orbax.checkpoint._src.serialization.serialization.ts.open", full)
 
 
-def full_from_the_start(monkeypatch):
-    usage = shutil.disk_usage("/")
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1_500))
-
-
 @pytest.mark.parametrize(
     ("fill", "call"),
-    [
-        (full_from_the_start, "wait"),
-        (full_at_the_folder, "save"),
-        (full_at_an_array, "close"),
-    ],
+    [(full_at_the_folder, "save"), (full_at_an_array, "close")],
 )
 def test_a_full_disk_is_told_by_this_call_or_the_next_and_nothing_waits(
     tmp_path, monkeypatch, fill, call
 ):
+    """One that has no room from the start is in `test_hosts.py`."""
     save_all(tmp_path, {1: 0.0})
     checkpoints = Checkpoints(tmp_path)
     fill(monkeypatch)
     save = partial(checkpoints.save, 2, make_tree(2), {}, score=0.0)
     calls = [save, save if call == "save" else getattr(checkpoints, call)]
-    with pytest.raises(UserError, match=r"No space left on device|MB are free") as info:
+    with pytest.raises(UserError, match="No space left on device") as info:
         _ = [one() for one in calls]
     checkpoints.close()
     assert f"{tmp_path}: no checkpoint can be written there" in str(info.value)

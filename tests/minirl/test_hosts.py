@@ -1,4 +1,4 @@
-"""A run over two processes of two devices is the run of one device, also when one is killed."""
+"""What two processes of two devices exchange, and how they learn of each other."""
 
 import numpy as np
 import pytest

@@ -14,7 +14,7 @@ import pytest
 from minirl.config import SamplerConfig
 from minirl.exchange import Message
 from minirl.sample.rollout import Rollout, flatten
-from minirl.types import Reply, Trajectory, Turn
+from minirl.types import Reply
 
 from . import toy
 
@@ -46,7 +46,7 @@ class Script:
         ids = self.replies[self.given[request.episode]][: request.max_tokens]
         self.given[request.episode] += 1
         finish = "stop" if ids[-1] in self.stop_ids else "length"
-        return Reply(tuple(ids), (-0.5,) * len(ids), self.text, finish, (4,) * len(ids))
+        return Reply(tuple(ids), tuple(-i / 10 for i in ids), self.text, finish, (4,) * len(ids))
 
 
 class Turns:
@@ -75,17 +75,6 @@ def play(
         sampler, tokenizer or toy.Tokenizer(), environment, examples, config=SamplerConfig(**sizes),
         group_size=group_size, first_episode=0, **options,
     ).play()  # fmt: skip
-
-
-def test_mask_is_true_exactly_on_sampled_ids():
-    first = Reply((7, 8, 1), (-0.1, -0.2, -0.3), "", "stop", (5, 5, 6))
-    second = Reply((9, 9), (-0.4, -0.5), "", "length", (6, 6))
-    flat = flatten(Trajectory((Turn((2, 4, 3), first), Turn((2, 3), second)), None, "done"))
-    assert flat.ids.tolist() == [2, 4, 3, 7, 8, 1, 2, 3, 9, 9]
-    assert flat.is_action.tolist() == [False] * 3 + [True] * 3 + [False] * 2 + [True] * 2
-    expected = [0, 0, 0, -0.1, -0.2, -0.3, 0, 0, -0.4, -0.5]
-    np.testing.assert_allclose(flat.logprobs, expected, atol=1e-7)
-    assert flat.prompt_length == 3
 
 
 @pytest.mark.parametrize(
@@ -133,6 +122,8 @@ def test_history_is_only_appended_to_and_glue_closes_a_reply_that_did_not_stop(f
     flat = flatten(trajectory)
     assert flat.ids.tolist() == [*later, 9, 1]
     assert flat.ids[flat.is_action].tolist() == [*said, 9, 1]
+    np.testing.assert_allclose(flat.logprobs, np.where(flat.is_action, -flat.ids / 10, 0), 1e-6)
+    assert flat.prompt_length == len(prompt)
     assert (trajectory.ended, trajectory.episode, sampler.released) == ("done", ("", ""), [0])
 
 

@@ -64,30 +64,28 @@ def test_numbers_and_texts_come_back_and_what_is_not_finite_is_null(tmp_path):
     assert lines_of(path) == [{"step": 1} | record | nulls]
 
 
+LOST = "the numbers of step 2 are not there"
+
+
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "step", "words"),
     [
-        (b"{\n", "line 1: broken JSON"),
-        (b'{"step": 1}\n\xff\xfe\n', "line 2: broken JSON"),
-        (b'{"step": "x"}\n', "line 1: step should be a whole number"),
-        (b'{"step": 1, "a": "x"}\n', "line 1: a should be a number"),
+        (b"{\n", 1, "line 1: broken JSON"),
+        (b'{"step": 1}\n\xff\xfe\n', 1, "line 2: broken JSON"),
+        (b'{"step": "x"}\n', 1, "line 1: step should be a whole number"),
+        (b'{"step": 1, "a": "x"}\n', 1, "line 1: a should be a number"),
+        *((content, 2, LOST) for content in (None, b"", b'{"step": 1, "a": null}\n')),
     ],
 )
-def test_a_damaged_line_is_named_and_kept(tmp_path, content, words):
+def test_numbers_that_are_damaged_or_lost_stop_a_resume_and_are_kept(
+    tmp_path, content, step, words
+):
     path = tmp_path / "metrics.jsonl"
-    path.write_bytes(content)
+    if content is not None:
+        path.write_bytes(content)
     with pytest.raises(UserError, match=f"^{path}: {words}"):
-        Metrics(tmp_path, resume_step=1)
-    assert path.read_bytes() == content
-
-
-@pytest.mark.parametrize("kept", [None, 0, 1])
-def test_numbers_that_are_lost_stop_a_resume_before_it_begins(tmp_path, kept):
-    path = tmp_path / "metrics.jsonl"
-    if kept is not None:
-        path.write_text('{"step": 1, "a": null}\n' * kept)
-    with pytest.raises(UserError, match="the numbers of step 2 are not there"):
-        Metrics(tmp_path, resume_step=2)
+        Metrics(tmp_path, resume_step=step)
+    assert content is None or path.read_bytes() == content
 
 
 def test_metrics_are_sorted_and_a_full_disk_names_the_file(tmp_path, monkeypatch):

@@ -16,8 +16,8 @@ from flax import nnx
 from minirl.config import LoraConfig, SamplerConfig
 from minirl.exchange import UserError
 from minirl.model.kernels import MASKED, attend_to_keys
-from minirl.model.lora import add_adapters, split, trained
-from minirl.model.sharding import device_bytes, make_mesh, with_shardings
+from minirl.model.lora import add_adapters, trained
+from minirl.model.sharding import device_bytes, make_mesh, param_path, with_shardings
 from minirl.sample import attention, cache, gpu_attention
 from minirl.sample.cache import cache_room, cache_shapes, device_memory, plan_cache
 from minirl.sample.decode import compilations, lowered_programs, sample
@@ -61,33 +61,23 @@ def assert_same_replies(found, expected):
         np.testing.assert_allclose(reply.logprobs, expected[episode].logprobs, atol=1e-5)
 
 
-def test_log_probabilities_equal_the_learners_and_greedy_takes_the_likeliest():
-    model = toy.model()
-    # Two episodes of one prompt, and others of other lengths and ways to draw beside them: more
-    # prompts than full groups of four need.
-    prompts = [prompt(40), prompt(40), prompt(7, seed=1), prompt(1, seed=2), prompt(20, seed=3)]
-    prompts.append(prompt(11))
-    ways = [(PLAIN,), (PLAIN,), (0.7,), (PLAIN, 0.6), (1.3,), (GREEDY,)]
-    requests = [Request(e, ids, 20, *ways[e]) for e, ids in enumerate(prompts)]
-    replies = toy.run(toy.sampler(model, group_size=4), requests)
-    for request in requests:
-        check(model, request, replies[request.episode])
-    assert replies[0].ids != replies[1].ids
-    table = toy.next_logprobs(model, prompts[5] + replies[5].ids)
-    assert replies[5].ids == tuple(table[10:-1].argmax(axis=1))
-
-
-def test_a_hybrids_replies_of_several_turns_have_the_learners_log_probabilities():
-    """Of prompts shared and not, of one token, and longer than a chunk; a reply that ends early is
-    gone on from while its neighbours decode, and slots and prompt rows are taken again.
+@pytest.mark.parametrize(("hybrid", "slots", "group_size"), [(False, 4, 4), (True, 6, 2)])
+def test_replies_of_several_turns_have_the_learners_log_probabilities(hybrid, slots, group_size):
+    """Of prompts shared and not, of one token, and longer than a chunk, drawn in several ways; a
+    reply that ends early is gone on from while its neighbours decode, and slots and prompt rows are
+    taken again, of which there are fewer than prompts where groups of four are not full.
     """
-    model, finishes = toy.model(layers=1, hybrid=True), set()
-    sampler = toy.sampler(model, slots=6, group_size=2, max_prompt_tokens=80)
+    model, finishes = toy.model(hybrid=hybrid), set()
+    sampler = toy.sampler(model, slots=slots, group_size=group_size, max_prompt_tokens=80)
     prompts = [prompt(75), prompt(75), prompt(1, seed=2), prompt(2, seed=3), prompt(40, seed=4)]
+    ways = [(PLAIN,), (PLAIN,), (0.7,), (PLAIN, 0.6), (GREEDY,)]
 
     def look(request, reply):
         check(model, request, reply)
         finishes.add(reply.finish)
+        if request.temperature == GREEDY:
+            table = toy.next_logprobs(model, request.ids + reply.ids)
+            assert reply.ids == tuple(table[len(request.ids) - 1 : -1].argmax(axis=1))
         # It ends with its stop token, which its text leaves out, or at its limit.
         is_stopped = reply.finish == "stop"
         stops = [i in toy.STOP_IDS for i in reply.ids]
@@ -96,9 +86,10 @@ def test_a_hybrids_replies_of_several_turns_have_the_learners_log_probabilities(
         assert reply.text == toy.Tokenizer().decode(reply.ids[:-1] if is_stopped else reply.ids)
 
     # Observations are of other lengths than a piece, and one of a single token.
-    asked = [Request(e, ids, 5 + e, PLAIN) for e, ids in enumerate(prompts)]
-    later_turns(sampler, asked, lengths=(1, 9), look=look)
+    asked = [Request(e, ids, 5 + e, *ways[e]) for e, ids in enumerate(prompts)]
+    ids = later_turns(sampler, asked, lengths=(1, 9), look=look)
     assert finishes == {"stop", "length"}
+    assert ids[0][75:80] != ids[1][75:80]
 
 
 # A slot of 32 positions has room for the last token of the prompt and all but the last of the
@@ -507,17 +498,25 @@ def test_a_process_with_one_device_of_several_compiles_each_program_once(caplog)
         assert caplog.text.count(f"Compiling jit({name})") == 1
 
 
-def test_a_copy_has_the_weights_in_the_type_of_the_computation():
+def test_copies_have_matrices_in_the_type_of_the_computation():
+    """That of the sampler, and that of a reference, which shares no memory."""
     model = toy.spread(toy.model(), make_mesh({"fsdp": 4, "tensor": 2}))
+    add_adapters(model, LoraConfig(rank=2), seed=0)
     own, params = local_model(model)[2], nnx.state(model)
     assert own is not None
     copy, described = (make(params, own, jnp.bfloat16) for make in (local_params, copy_shapes))
-    for array, leaf, info in zip(*map(jax.tree.leaves, (copy, params, described)), strict=True):
+    copies = (copy, in_compute_type(params, jnp.bfloat16), described, params)
+    for array, twin, info, leaf in zip(*map(jax.tree.leaves, copies), strict=True):
         assert (array.shape, array.dtype) == (info.shape, info.dtype)
         assert array.sharding.is_equivalent_to(info.sharding, array.ndim)
         assert array.is_fully_replicated
-        np.testing.assert_array_equal(array, leaf.astype(array.dtype))
-    assert {leaf.dtype.name for leaf in jax.tree.leaves(copy)} == {"float32", "bfloat16"}
+        np.testing.assert_array_equal(array, expected := np.array(leaf.astype(array.dtype)))
+        leaf.delete()
+        assert twin.dtype == array.dtype
+        np.testing.assert_array_equal(twin, expected)
+    kinds = {param_path(path): leaf.dtype.name for path, leaf in jax.tree.leaves_with_path(copy)}
+    assert {kinds[f"layers.{name}"] for name in ("q", "q_a", "down_b")} == {"bfloat16"}
+    assert kinds["final_norm"] == "float32"
 
 
 def test_samplers_share_what_is_not_trained_and_copy_nothing_else_before_there_are_weights():
@@ -530,18 +529,6 @@ def test_samplers_share_what_is_not_trained_and_copy_nothing_else_before_there_a
     for one, other in zip(*map(jax.tree.leaves, (first, second)), strict=True):
         assert one is other
         assert one.is_fully_replicated
-
-
-def test_a_reference_copy_shares_no_memory_and_has_matrices_in_the_type_of_the_computation():
-    model = toy.spread(toy.model(), None)
-    add_adapters(model, LoraConfig(rank=2), seed=0)
-    _, adapters, frozen = split(model)
-    copies = [in_compute_type(part, jnp.bfloat16) for part in (adapters, frozen)]
-    for leaf in jax.tree.leaves((adapters, frozen)):
-        leaf.delete()
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(copies))
-    types = [{leaf.dtype.name for leaf in jax.tree.leaves(copy)} for copy in copies]
-    assert types == [{"bfloat16"}, {"float32", "bfloat16"}]
 
 
 # The kernel of one new token a row, run by Pallas' interpreter.

@@ -1,4 +1,4 @@
-"""Supervised training: what is a target, the order of demonstrations, and going on after a stop."""
+"""Supervised training: what is a target, the order of demonstrations, and the shapes of a plan."""
 
 from collections import Counter
 from itertools import chain

@@ -32,7 +32,7 @@ from minirl.config.algorithms import AlgorithmConfig
 from minirl.exchange import Message, Score
 from minirl.model.config import HybridConfig, ModelConfig
 from minirl.model.decoder import Decoder
-from minirl.model.lora import add_adapters, described, split, trained
+from minirl.model.lora import add_adapters, split, trained
 from minirl.model.sharding import make_mesh, param_path, param_shardings
 from minirl.run import distributed
 from minirl.run.metrics import JsonLines
@@ -44,7 +44,7 @@ from minirl.train.rollouts import TrainingTask
 from minirl.train.trainer import Trainer
 from minirl.train.update import Learner
 from minirl.types import TokenRow
-from tests.plain_model import arrays, logits
+from tests.plain_model import logits
 
 # A model and a tokenizer.
 
@@ -143,23 +143,6 @@ def adapted(source: Decoder, lora: LoraConfig) -> Decoder:
         return jax.device_put(rng.normal(0, 0.3, leaf.shape).astype(np.float32), leaf.sharding)
 
     return nnx.merge(graph, jax.tree.map(draw, params), frozen)
-
-
-def merged(source: Decoder) -> Decoder:
-    """Return a model without adapters that computes the same, in float32."""
-    lora = source.layers.lora
-    assert lora is not None
-    _, adapters, rest = split(source)
-    factors = arrays(adapters)
-
-    def merge(path, leaf):
-        a, b = (factors.get(f"{param_path(path)}_{end}") for end in "ab")
-        leaf = np.asarray(leaf).astype(np.float32)
-        return jnp.asarray(leaf if a is None else leaf + np.float32(lora.scale) * (b @ a))
-
-    plain = described(source.config, dtype=source.dtype)
-    nnx.update(plain, jax.tree.map_with_path(merge, rest))
-    return plain
 
 
 def train_bpe(texts: Iterable[str], *, vocab_size: int) -> Bpe:
@@ -292,12 +275,9 @@ EXAMPLES = ("AB", "CDE", "F", "GH", "IJKL", "MNO")
 ACCURACY = {2: 0.25, 4: 0.75, 6: 0.5, 8: 0.5}
 
 
-_SHORT = {"steps": 4, "eval_every": 2, "checkpoint_every": 1, "kl_every": 2, "average": 0.5}
 # Courses that a run can take: changes of the settings.
 COURSES: dict[str, dict[str, Any]] = {
-    "short": _SHORT,
-    # The same of a model with linear attention, in steps small enough for what they round to stay.
-    "hybrid": _SHORT | {"optimizer": SMOOTH.model_copy(update={"learning_rate": 0.1})},
+    "short": {"steps": 4, "eval_every": 2, "checkpoint_every": 1, "kl_every": 2, "average": 0.5},
     # Few groups are mixed, so that a step takes several rounds; then two updates, each of two
     # micro-batches, whose ratio compares with the step's start; some are skipped. Then a second
     # stage, from the second step's weights.
@@ -401,12 +381,11 @@ def ignore(*_):
 
 def trainer(
     folder, *, source=None, examples=EXAMPLES, validate=None, judge=score, servers=None,
-    rollout=None, write=None, log=ignore, hybrid=False, **changes,
+    rollout=None, write=None, log=ignore, **changes,
 ):  # fmt: skip
     """Make a trainer on a copy of a toy model: the update takes the arrays over.
 
-    It has one layer, or a hybrid's one period: nothing of a run depends on their number, and
-    programs compile sooner.
+    It has one layer: nothing of a run depends on their number, and programs compile sooner.
     """
     config = TRAIN.model_copy(update=changes)
     task = TrainingTask(
@@ -424,7 +403,7 @@ def trainer(
         log=log,
     )
     mesh = make_mesh(OF_SEVERAL) if distributed.count() > 1 else None
-    source = spread(source or model(layers=1, hybrid=hybrid), mesh)
+    source = spread(source or model(layers=1), mesh)
     settings = (config.algorithm, config.optimizer, SAMPLER.temperature)
     known = patch("minirl.train.trainer.Learner", partial(known_learner, settings))
     # One program of the sampler serves rows of any number.
@@ -444,8 +423,7 @@ def take_course(folder, course):
         distributed.check()  # as the rollouts of an evaluation do
         return accuracy[version]
 
-    hybrid = course == "hybrid"
-    return trainer(folder, validate=validate, judge=judge, hybrid=hybrid, **COURSES[course])
+    return trainer(folder, validate=validate, judge=judge, **COURSES[course])
 
 
 def run_course(trainer, course, progress=ignore):
