@@ -257,16 +257,26 @@ def test_a_folder_appears_when_its_files_are_on_the_disk(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_a_containers_files_that_are_not_in_use_are_free(tmp_path, monkeypatch):
-    device = jax.devices("cpu")[0]
+def test_control_groups_limit_memory_and_their_files_that_are_not_in_use_are_free(
+    tmp_path, monkeypatch
+):
+    device, groups = jax.devices("cpu")[0], tmp_path / "groups"
+    (job := tmp_path / "memory" / "job" / "step").mkdir(parents=True)
     monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    monkeypatch.setattr(memory, "_OWN_GROUPS", groups)
+    groups.write_text("0::/absent/here\n4:memory:/job/step\n1:name=systemd:/a:b\n")
     (tmp_path / "memory.current").write_text("900\n")
     (tmp_path / "memory.max").write_text("1000\n")
     assert memory.free_bytes(device) == 100
     assert memory.capacity_bytes(device) == 1000
     (tmp_path / "memory.stat").write_text("anon 200\ninactive_file 600\n")
     assert memory.free_bytes(device) == 700
-    (tmp_path / "memory.max").write_text("max\n")
+    # That of the job, of the first version, above its step, which has none.
+    (job.parent / "memory.usage_in_bytes").write_text("100\n")
+    (job.parent / "memory.limit_in_bytes").write_text("500\n")
+    assert memory.free_bytes(device) == 400
+    assert memory.capacity_bytes(device) == 500
+    groups.unlink()
     assert memory.free_bytes(device) > 1e6
     assert memory.capacity_bytes(device) > 1e6
 
