@@ -50,6 +50,8 @@ def main(
         processes: several processes: how many there are
         process: several processes: number of this one, from 0
     """
+    # Of all questions one is enough for a prompt.
+    limit = 1 if show_prompt else limit
     config = _limited(load_config(cfg, overrides), cfg, overrides, limit)
     if show_prompt:
         preflight.check_inputs(config)
@@ -106,10 +108,6 @@ def _limited(config: JobConfig, cfg: str, settings: Sequence[str], limit: int | 
 
 def _show_prompt(config: JobConfig) -> None:
     """Print a training prompt; a tiny model that is not made yet has no tokenizer."""
-    # Of all questions one is enough.
-    one = config.data.train.model_copy(update={"total": 1})
-    data = config.data.model_copy(update={"train": one, "held_out": config.data.held_out and 1})
-    config = config.model_copy(update={"data": data})
     model = config.model.path or config.folder / "model"
     tokenizer = read_tokenizer(config, model) if model.is_dir() else None
     with TemporaryDirectory() as spare, SqlSide(config, Path(spare)) as sql:
