@@ -39,15 +39,6 @@ def claim(config: JobConfig, *, work: bool = False) -> Path:
     return folder
 
 
-def test_a_folder_of_other_settings_is_refused_and_kept(job):
-    folder = claim(job(), work=True)
-    before = {path: path.read_bytes() for path in folder.iterdir()}
-    assert claim(job()) == folder
-    for refuse in (lambda config: check_settings(config.folder, dump(config)), claim):
-        assert "seed" in mistake(refuse, job("seed=9"))
-    assert {path: path.read_bytes() for path in folder.iterdir()} == before
-
-
 @pytest.mark.parametrize("case", read("settings")["elsewhere"], ids=lambda case: case["why"])
 def test_a_run_may_go_on_with_other_devices_servers_cores_and_places(job, case):
     folder = claim(job(*case["settings"]), work=True)
