@@ -27,8 +27,9 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from launch import cli, options
+from launch.build import SqlSide
 from launch.config import JobConfig, load_config
-from launch.data.preflight import check_data, held_out, load_split
+from launch.data.preflight import check_data
 from launch.data.prompts import Prompts
 from launch.files import check_new, write_text
 from minirl.exchange import UserError, broken
@@ -37,9 +38,8 @@ from rewards.execution import gold_result
 from sqlenv.cache import cache_folder, shared_cache
 from sqlenv.config import DataConfig, SourceConfig
 from sqlenv.data.layouts import SETS, AbsentError, find_set, locate
-from sqlenv.data.loading import load
 from sqlenv.data.records import Record
-from sqlenv.data.sources import Checked, Pool, by_running, issues_of
+from sqlenv.data.sources import Checked, Pool, issues_of
 from sqlenv.dialects import dialect_of
 from sqlenv.envs.single_turn import witnesses_of
 from sqlenv.executor import Executor
@@ -179,21 +179,13 @@ def _export(
 ) -> None:
     """Write the questions of the sets that are named, else those that the job learns from."""
     data = job.data.model_copy(update={"root": root, "demo": None})
+    if named:  # all of them, and by their own paths
+        train = data.train.model_copy(update={"sources": tuple(named), "total": None})
+        data = data.model_copy(update={"root": Path(), "train": train, "held_out": None})
     job = job.model_copy(update={"data": data})
-    prompts = Prompts(job.prompt, job.env)
-    with Executor(job.executor, shared_cache()) as executor:
-        if named:
-            own = {"sources": tuple(named), "total": None}
-            split = data.train.model_copy(update=own)
-            loaded = load(split, check=by_running(executor))
-        else:
-            check_data(job, "train")
-            held = held_out(job, root, executor)
-            loaded = load_split(job, "train", root, executor, held=held)
-    for line in loaded.lines():
-        cli.output.print(line)
-    prompts.describe(loaded.descriptions)
-    written = rows(trainer, loaded.examples, prompts.training)
+    check_data(job, "train")
+    with SqlSide(job, Path()) as sql:
+        written = rows(trainer, sql.examples("train"), sql.prompts.training)
     _write_rows(out, written)
     cli.output.print(f"{len(written):,} rows for {trainer}: {out}")
     if job.prompt.template:
