@@ -66,6 +66,10 @@ def test_a_papers_run_has_the_papers_constants(name):
     check_values(load_config(name, []), CASES["papers"][name])
 
 
+def test_a_second_stage_is_as_long_as_the_first():
+    assert load_config("paverl.yaml", []).train.all_steps == 2 * 84
+
+
 @pytest.mark.parametrize("case", CASES["overrides"], ids=lambda case: case["why"])
 def test_an_override_changes_what_it_names(case):
     check_values(load_config(case["config"], case["settings"]), case["values"])
@@ -144,6 +148,16 @@ def test_bases_lie_beside_the_file_or_are_packaged(written, tmp_path, monkeypatc
     assert "two.yaml: base: 'one.yaml'" in message("one.yaml")
     assert DEMO in message("none.yaml")
     assert "shared/demo.yaml" in message("shared/demo.yaml")
+
+
+def test_of_rival_settings_the_later_layer_counts(written):
+    spider = {"sources": [{"layout": "spider", "path": ".", "split": "dev"}]}
+    own = written("own.yaml", base="progress.yaml", data={"validation": spider}, train={"steps": 5})
+    config = load_config(own, [])
+    assert (config.data.held_out, config.train.steps) == (None, 5)
+    again = load_config(own, ["data.held_out=7", "train.epochs=2"])
+    assert (again.data.validation, again.data.held_out) == (None, 7)
+    assert again.train.steps == 2 * 20_000 // 64
 
 
 def test_another_kind_does_not_clash_with_the_bases_settings(written):

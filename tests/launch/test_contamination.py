@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from launch.config import JobConfig, dump, load_config
+from launch.config import JobConfig, load_config
 from launch.data.preflight import check_questions
 from sqlenv.data.layouts import TEST_SETS, set_name
-from tests.vectors import read
 from tests.worlds import edit, write
 
 from .conftest import mistake
@@ -40,37 +39,6 @@ def test_no_config_of_a_paper_chooses_checkpoints_by_a_test_set(name):
     assert not sources & TEST_SETS.keys()
     assert data.of("validation").total == data.held_out
     assert data.overlap == "refuse"
-
-
-@pytest.mark.parametrize("case", read("settings")["steps"], ids=lambda case: case["why"])
-def test_steps_follow_the_number_of_questions(case, tmp_path):
-    config = load_config(case["config"], case["settings"])
-    assert config.train.steps == case["steps"]
-    stages = 2 if case["config"] == "paverl.yaml" else 1
-    assert config.train.all_steps == case["steps"] * stages
-    # A run's own config has the number of steps, whatever is said of epochs.
-    (tmp_path / "config.yaml").write_text(dump(config))
-    assert load_config(str(tmp_path / "config.yaml"), []) == config
-
-
-def test_of_rival_settings_the_later_layer_counts(tmp_path):
-    (tmp_path / "own.yaml").write_text(
-        "base: progress.yaml\n"
-        "data: {validation: {sources: [{layout: spider, path: ., split: dev}]}}\n"
-        "train: {steps: 5}\n"
-    )
-    config = load_config(str(tmp_path / "own.yaml"), [])
-    assert (config.data.held_out, config.train.steps) == (None, 5)
-    again = load_config(str(tmp_path / "own.yaml"), ["data.held_out=7", "train.epochs=2"])
-    assert (again.data.validation, again.data.held_out) == (None, 7)
-    assert again.train.steps == 2 * 20_000 // 64
-    (tmp_path / "both.yaml").write_text("base: progress.yaml\ntrain: {steps: 5, epochs: 2}\n")
-    for name, override, key in (
-        ("progress.yaml", "data.held_out=null", "data.validation"),
-        ("progress.yaml", "data.train.total=null", "train.epochs"),
-        (str(tmp_path / "both.yaml"), "seed=1", "train.steps: give this or train.epochs, and"),
-    ):
-        assert key in mistake(load_config, name, [override])
 
 
 # The check.

@@ -20,12 +20,6 @@ def scored(database, capsys):
     return run
 
 
-def test_one_pair_as_json(scored):
-    record = scored("SELECT name FROM emp", "SELECT name FROM emp WHERE sal > 10")
-    assert (record["status"], record["expo"]["error_clauses"]) == ("ok", ["WHERE"])
-    assert record["seconds"] > 0
-
-
 def test_a_query_that_is_right_by_luck_is_told_by_a_witness(database, scored):
     gold = "SELECT COUNT(*) FROM emp"
     with closing(sqlite3.connect(database)) as connection:
