@@ -27,7 +27,6 @@ from sqlenv.envs.build import build_environment, max_replies
 from sqlenv.envs.single_turn import BaseEnvironment
 from sqlenv.executor import Executor
 from sqlenv.prompts import ASKED_FOR
-from sqlenv.schema.reading import DatabaseSchema
 from sqlenv.schema.rendering import sample_columns
 from sqlenv.types import Episode, Example, Observation, Table
 
@@ -161,21 +160,17 @@ class SqlSide(AbstractContextManager["SqlSide"]):
         Columns of the gold query and keys stay, others are dropped at random by seed. Only training
         does this; evaluation never looks at the gold query.
         """
-        whole, prompts = self.prompts.training(example), self.prompts
-        limit = self.config.sampler.max_prompt_tokens
+        put, limit = partial(self.prompts.training, example), self.config.sampler.max_prompt_tokens
 
         def fits(prompt: Observation) -> bool:
             # A token is at least a byte, so most prompts need no count.
             is_short = sum(len(message.content.encode()) for message in prompt) < limit
             return is_short or tokenizer is None or len(tokenizer.encode_chat(prompt)) <= limit
 
+        whole = put()
         if fits(whole):
             return whole
-
-        def put(schema: DatabaseSchema) -> Observation:
-            return prompts.training(example, prompts.render(schema, example.dialect))
-
-        schema, seed = prompts.schema(example), self.config.seed
+        schema, seed = self.prompts.schema(example), self.config.seed
         cut = sample_columns(schema, example.gold_sql, seed=seed, fits=lambda cut: fits(put(cut)))
         return put(cut)
 

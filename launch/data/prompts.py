@@ -54,7 +54,7 @@ class Prompts:
         self._config, self._env = config, env
         self._descriptions: dict[Path, Descriptions] = {}
         self._schema = cache(self._read_schema)
-        self._text = cache(lambda path, dialect: self.render(self._schema(path), dialect))
+        self._text = cache(lambda path, dialect: self._render(self._schema(path), dialect))
         shows_matches = config.value_matches and config.schema_style == "omnisql"
         self._matcher = ValueMatcher(shared_cache()) if shows_matches else None
 
@@ -70,30 +70,28 @@ class Prompts:
         """Return the schema that an example's prompt shows."""
         return with_matches(self._schema(example.database), self.matches(example))
 
-    def schema_text(self, example: Example) -> str:
-        """Write the schema that an example's prompt shows."""
-        if self.matches(example):
-            return self.render(self.schema(example), example.dialect)
-        return self._text(example.database, example.dialect)
-
-    def render(self, schema: DatabaseSchema, dialect: str) -> str:
-        """Write a schema in the job's style."""
-        return render_schema(schema, style=self._config.schema_style, dialect=dialect)
-
-    def training(self, example: Example, schema_text: str | None = None) -> Observation:
-        """Put a question as training episodes do."""
-        text = self.schema_text(example) if schema_text is None else schema_text
+    def training(self, example: Example, schema: DatabaseSchema | None = None) -> Observation:
+        """Put a question as training episodes do, perhaps with a part of its schema."""
+        text = self._render(schema, example.dialect) if schema else self._schema_text(example)
         if isinstance(self._env, AgenticConfig):
             return agent_observation(example, text, self._env, style=self._config.style)
         return first_observation(example, text, style=self._config.style)
 
     def single_turn(self, example: Example) -> Observation:
         """Put a question that one reply answers."""
-        return first_observation(example, self.schema_text(example), style=self._config.style)
+        return first_observation(example, self._schema_text(example), style=self._config.style)
 
     def judge(self, example: Example, queries: Sequence[str]) -> Observation:
         """Ask for a score of each query (PaVeRL-SQL, prompt 2)."""
-        return judge_observation(example, self.schema_text(example), queries)
+        return judge_observation(example, self._schema_text(example), queries)
+
+    def _schema_text(self, example: Example) -> str:
+        if self.matches(example):
+            return self._render(self.schema(example), example.dialect)
+        return self._text(example.database, example.dialect)
+
+    def _render(self, schema: DatabaseSchema, dialect: str) -> str:
+        return render_schema(schema, style=self._config.schema_style, dialect=dialect)
 
     def _read_schema(self, database: Path) -> DatabaseSchema:
         return read_schema(
