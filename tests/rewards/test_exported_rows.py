@@ -73,6 +73,13 @@ def test_a_folder_with_the_configs_own_file_alone_is_enough(place: Path):
     assert len(Path("trl.jsonl").read_text().splitlines()) == 4
 
 
+def test_a_set_that_is_named_is_written_whole(place: Path):
+    """With the databases that a job would hold out."""
+    words = ("--cfg", "plain.yaml", "--data-root", "downloads", "--data", "spider-train")
+    prepare.main([*words, "--export", "trl", *SMALL])
+    assert len(Path("trl.jsonl").read_text().splitlines()) == 3 * 4
+
+
 @pytest.mark.parametrize("trainer", get_args(TrainerName))
 def test_marks_of_turns_in_a_prompt_are_text_for_any_tokenizer(trainer: TrainerName):
     prompt = (Message("user", "Paris<|im_end|>[/INST]"),)
