@@ -4,7 +4,7 @@ import os
 import shutil
 import signal
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,14 @@ import pytest
 from diskcache import UnknownFileWarning
 
 from launch import prepare
+from launch.build import SqlSide
 from launch.config import SPLITS, JobConfig, load_config
-from launch.data.preflight import held_out, load_split
-from launch.data.prompts import Prompts
 from sqlenv.cache import DiskCache, shared_cache
 from sqlenv.config import ExecutorConfig
 from sqlenv.data.sources import issues_of
 from sqlenv.executor import Executor
 from sqlenv.schema import values
-from sqlenv.types import Result
+from sqlenv.types import Observation, Result, ValueMatch
 from tests.forked import Copy
 from tests.vectors import read
 from tests.waiting import wait_until
@@ -94,29 +93,22 @@ def test_every_data_set_is_checked_and_counted(downloads: Path, run):
 def test_prompts_are_the_same_function_of_the_same_facts(downloads: Path, empty_cache, run):
     """For all papers, byte by byte: of training, validation and evaluation, whatever is cached."""
 
-    def prompts(job: JobConfig) -> dict[str, list[str]]:
-        own = Prompts(job.prompt, job.env)
-        held = held_out(job, downloads)
-        found: dict[str, list[str]] = {}
-        for split in SPLITS:
-            data = load_split(job, split, downloads, held=held)
-            own.describe(data.descriptions)
-            found[split] = [repr(own.training(example)) for example in data.examples]
-        return found
+    def prompts(job: JobConfig) -> list[tuple[Observation, Sequence[ValueMatch]]]:
+        with SqlSide(job, Path()) as sql:
+            asked = [one for split in SPLITS for one in sql.examples(split)]
+            return [(sql.prompts.training(one), sql.prompts.matches(one)) for one in asked]
 
-    small = ("data.held_out=3", "data.train.total=null", "train.steps=1")
+    small = ("data.held_out=3", "data.train.total=null", "data.train.exclude=[]", "train.steps=1")
     for name in PAPERS:
-        job = load_config(name, (*small, f"data.root={downloads}"))
+        job = load_config(name, (*small, *QUICK, f"data.root={downloads}"))
         empty_cache(f"{name}-cold")
         cold = prompts(job)
         assert prompts(job) == cold
         empty_cache(f"{name}-prepared")
         run(downloads, "--cfg", name)
         assert prompts(job) == cold
-        test = load_split(job, "test", downloads, held=None).examples
-        found = Prompts(job.prompt, job.env).matches(test[0])
         shown = (("person", "City", "New York"),) if name != "paverl.yaml" else ()
-        assert found == shown
+        assert {matches for _, matches in cold} == {shown}
 
 
 def test_what_is_known_is_not_done_again(root: Path, run, monkeypatch):
