@@ -6,13 +6,13 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launch.config import JobConfig, Split
-from launch.data.preflight import held_out, load_split, sample
+from launch.data.preflight import sample, split_reader
 from launch.data.prompts import Prompts
 from launch.records import StepRecorder, episode_record
 from minirl.config import SamplerConfig
@@ -66,6 +66,7 @@ class SqlSide(AbstractContextManager["SqlSide"]):
 
             distributed.from_first(partial(generate, self.root, config.data.demo))
         self.executor = Executor(config.executor, shared_cache())
+        self._read = split_reader(config, self.root, self.executor)
         self.prompts = Prompts(config.prompt, config.env)
         # What accuracy is measured in: one turn, or the tool-calling episode.
         is_agentic = config.evaluation.episode == "agentic"
@@ -81,16 +82,11 @@ class SqlSide(AbstractContextManager["SqlSide"]):
     def __exit__(self, *_exception: object) -> None:
         self.executor.close()
 
-    @cached_property
-    def _held_out(self) -> frozenset[str] | None:
-        return held_out(self.config, self.root, self.executor)
-
     def examples(self, split: Split, *, limit: int | None = None) -> tuple[Example, ...]:
         """Load and check the questions of a split, at most `limit` of them: a sample by seed, of
         test questions the same for all seeds and models.
         """
-        held = self._held_out if split != "test" else None
-        loaded = load_split(self.config, split, self.root, self.executor, held=held)
+        loaded = self._read(split)
         for line in loaded.lines():
             _log.info(line)
         self.prompts.describe(loaded.descriptions)

@@ -11,7 +11,8 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from random import Random
@@ -103,35 +104,32 @@ def check_data(config: JobConfig, split: Split) -> None:
             locate(source)
 
 
-def held_out(
+def split_reader(
     config: JobConfig, root: Path, executor: Executor | None = None
-) -> frozenset[str] | None:
-    """Choose the databases that are held out of training; None where `data.validation` is given."""
-    if config.data.held_out is None:
-        return None
-    data = config.data.of("train", root)
-    with named("data.held_out"):
-        return hold_out(data, config.data.held_out, by_running(executor))
+) -> Callable[[Split], LoadedData]:
+    """Return what reads the questions of a split; gold queries are run if there is an executor.
 
+    Where `data.validation` is not given, databases are chosen once that are held out for it.
+    """
 
-def load_split(
-    config: JobConfig,
-    split: Split,
-    root: Path,
-    executor: Executor | None = None,
-    *,
-    held: frozenset[str] | None,
-) -> LoadedData:
-    """Read the questions of a split; gold queries are run if there is an executor."""
+    @cache
+    def held_out(count: int) -> frozenset[str]:
+        with named("data.held_out"):
+            return hold_out(config.data.of("train", root), count, by_running(executor))
 
-    def accept(db_id: str) -> bool:
-        return held is None or split == "test" or (db_id in held) == (split == "validation")
+    def read(split: Split) -> LoadedData:
+        data, count = config.data.of(split, root), config.data.held_out
+        held = held_out(count) if count and split != "test" else None
+        # Where nothing is left out, whoever needs what a gold query gives asks for it.
+        is_checked = data.exclude or any(source.corrections for source in data.sources)
+        with named(f"data.{split}"):
+            return load(
+                data,
+                check=by_running(executor if is_checked else None),
+                accept=lambda db_id: held is None or (db_id in held) == (split == "validation"),
+            )
 
-    data = config.data.of(split, root)
-    # Where nothing is left out, whoever needs what a gold query gives asks for it.
-    is_checked = data.exclude or any(source.corrections for source in data.sources)
-    with named(f"data.{split}"):
-        return load(data, check=by_running(executor if is_checked else None), accept=accept)
+    return read
 
 
 def check_questions(config: JobConfig, root: Path | None = None) -> dict[Split, LoadedData]:
@@ -140,8 +138,8 @@ def check_questions(config: JobConfig, root: Path | None = None) -> dict[Split, 
     """
     root = config.data.root or root
     assert root is not None
-    held = held_out(config, root)
-    loaded = {split: load_split(config, split, root, held=held) for split in SPLITS}
+    read = split_reader(config, root)
+    loaded = {split: read(split) for split in SPLITS}
     for split, data in loaded.items():
         for database in dict.fromkeys(example.database for example in data.examples):
             with named(f"data.{split}"):

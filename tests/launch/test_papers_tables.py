@@ -19,7 +19,7 @@ import yaml
 import launch.eval
 import launch.evaluation.sampling
 from launch.config import JobConfig, load_config
-from launch.data.preflight import check_inputs, check_questions, load_split
+from launch.data.preflight import check_inputs, check_questions, split_reader
 from launch.evaluation.questions import check_databases
 from minirl.exchange import UserError
 from tests.worlds import about_people, make_set
@@ -170,7 +170,7 @@ def test_a_line_is_measured_on_small_data(row, place, monkeypatch):
 
     def judge(options, source, split, out):
         config, root = source.config, source.config.data.root
-        examples = load_split(config, split, root, held=None).examples
+        examples = split_reader(config, root)(split).examples
         side: Any = SimpleNamespace(config=config, root=root)
         questions = launch.eval._questions(options, side, examples)
         check_databases(questions.databases)
