@@ -38,11 +38,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "another-suite": lambda r: shutil.rmtree(r / "test_suite_database" / "pets"),
     "utf-16": lambda r: (r / "dev.json").write_bytes("[{}]".encode("utf-16")),
     "blank-gold": lambda r: edit(r / "dev.json", 2, query=" "),
-    "prediction-of-another": lambda r: write(
-        r / "p.sql", [*GOLDS[:3], f"{GOLDS[3]}\tpets", GOLDS[4]]
-    ),
     "latin-1": lambda r: (r / "p.sql").write_bytes(b"SELECT '\xc4'\n"),
-    "no-predictions": lambda r: (r / "p.sql").unlink(),
 }
 
 
