@@ -3,9 +3,11 @@
 import sqlite3
 from dataclasses import replace
 from typing import Any, Self
+from unittest.mock import Mock
 
 import pytest
 
+from launch import job
 from launch.config import TinyConfig, load_config
 from launch.data.prompts import ReplyFormat, write_call
 from launch.evaluation import sampling
@@ -146,6 +148,14 @@ def test_validations_are_sampled_as_the_settings_say(tokenizer, example, env, sc
     asks.sample([example], first=0)
     assert script.requests[0].episode == sampling.FIRST_EPISODE
     assert script.drawn == {(0.0, 1.0)}
+
+
+def test_a_run_reports_greedy_accuracy_and_validates_as_its_settings_say(tiny, monkeypatch):
+    drawn = ["evaluation.validation_temperature=0.6", "evaluation.top_p=0.95"]
+    config, anything = load_config(str(tiny), drawn), Mock()
+    monkeypatch.setattr(job, "Evaluator", lambda *given, **_: given[-2:])
+    made: Any = job._evaluator(config, anything, (anything, anything), None)
+    assert made == (GREEDY, config)
 
 
 # A whole run.
