@@ -45,13 +45,13 @@ def draw_witnesses(
     """
     try:
         found = with_memory(lambda: list(_draw(gold, database, mode, count)))
-        why = "the gold query cannot be parsed, fails or is undecided on every variant"
+        why = "it cannot be parsed, fails or is undecided on every variant"
     except apsw.NoMemError:
         raise
     except (apsw.Error, UnicodeDecodeError) as error:
         found, why = [], f"SQLite cannot make a variant: {error}"
     if not found:
-        _log.info("%s: no witness of a gold query: %s", database.stem, why)
+        _log.info("%s: no witness of the gold query %.100r: %s", database.stem, gold, why)
     found.sort(key=lambda one: one[0])
     return tuple(contents for _, contents in found[:count])
 
