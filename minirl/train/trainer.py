@@ -196,7 +196,7 @@ class Trainer:
             # Rewards and spans become an advantage for each token.
             rows, numbers = self._token_rows(kept)
             rate = float(self._rate(version))
-            for part in batching.mini_batches(rows, count=self._config.mini_batches):
+            for part in batching.split_evenly(rows, count=self._config.mini_batches):
                 # From the second update on there is no way back to the start of the step.
                 check = {} if updates else {"check": distributed.check}
                 reference, batches = self._reference_to_measure, self._micro_batches(part)
@@ -256,7 +256,8 @@ class Trainer:
             sampled, rounds = sum(parts, sampled), rounds + 1
             rewards_NG, correct_NG = sampled.rewards_NG, sampled.correct_NG
             kept = self._kept(rewards_NG, correct_NG, equal_groups=algorithm.equal_groups)
-        return sampled, sampled.select(kept[: config.prompts_per_step]), rounds
+        trained_on = [sampled.groups[n] for n in kept[: config.prompts_per_step]]
+        return sampled, Episodes(trained_on), rounds
 
     def _token_rows(self, episodes: Episodes) -> tuple[batching.Groups, dict[str, float]]:
         """Return the rows of the groups, with the advantage of each token, and metrics."""
