@@ -20,7 +20,7 @@ import numpy as np
 from flax import nnx
 from pydantic import BaseModel, NonNegativeInt
 
-from minirl.config import OptimizerConfig, RolloutConfig, SamplerConfig, TrainConfig
+from minirl.config import OptimizerConfig, SamplerConfig, TrainConfig
 from minirl.exchange import LostError, UserError
 from minirl.model.decoder import Decoder
 from minirl.model.lora import trained
@@ -71,7 +71,7 @@ class Trainer:
     Args:
         model: Structure and start weights, which are given up; of adapters they alone are trained.
         servers: Those that sample in place of the native sampler.
-        rollout: How far ahead of the learner they do; None for never.
+        lag: How many rollouts ahead of the learner they do.
     """
 
     def __init__(
@@ -85,10 +85,10 @@ class Trainer:
         seed: int,
         folder: Path,
         servers: Servers | None = None,
-        rollout: RolloutConfig | None = None,
+        lag: int = 0,
     ) -> None:
         self._task, self._config, self._folder = task, config, folder
-        self._tokenizer, self._lag = tokenizer, rollout.lag if rollout else 0
+        self._tokenizer, self._lag = tokenizer, lag
         algorithm, params = config.algorithm, trained(model)
         self._reference = in_compute_type(params, model.dtype) if config.has_reference else None
         self._micro_batches = partial(
@@ -113,7 +113,7 @@ class Trainer:
         # Every step pushes its own weights.
         self._sampler.free_memory()
         self._rollouts = Rollouts(
-            self._sampler, tokenizer, task, config, sampler, lag=self._lag, seed=seed
+            self._sampler, tokenizer, task, config, sampler, lag=lag, seed=seed
         )
         self._checkpoints = Checkpoints(folder / "checkpoints")
         self.steps_done = self._checkpoints.newest_step()

@@ -7,7 +7,7 @@ from operator import itemgetter
 
 import pytest
 
-from minirl.config import RolloutConfig, SglangConfig
+from minirl.config import SglangConfig
 from minirl.config.algorithms import AlgorithmConfig
 from minirl.exchange import LostError
 from minirl.run import preemption
@@ -34,12 +34,11 @@ def begin(fake, served, tmp_path):
     config = SglangConfig(urls=(fake.url,), timeout_s=60)
     with Servers(config, served, toy.SAMPLER, dtype="float32", seed=0, folder=tmp_path) as servers:
 
-        def start(folder="run", lag=0, **changes):
-            settings = RolloutConfig(sglang=config, lag=lag)
+        def start(**changes):
             own = {"steps": STEPS, "eval_every": STEPS}
             return toy.trainer(
-                tmp_path / folder, servers=servers, rollout=settings,
-                prompts_per_step=PROMPTS, group_size=GROUP, checkpoint_every=1, **own | changes,
+                tmp_path / "run", servers=servers, prompts_per_step=PROMPTS, group_size=GROUP,
+                checkpoint_every=1, **own | changes,
             )  # fmt: skip
 
         yield start

@@ -374,7 +374,7 @@ def ignore(*_):
 
 def trainer(
     folder, *, source=None, examples=EXAMPLES, validate=None, judge=score, servers=None,
-    rollout=None, write=None, log=ignore, **changes,
+    lag=0, write=None, log=ignore, **changes,
 ):  # fmt: skip
     """Make a trainer on a copy of a toy model: the update takes the arrays over.
 
@@ -403,7 +403,7 @@ def trainer(
     with known, patch.dict(ROWS, cpu=()):
         made = Trainer(
             source, Tokenizer(), task, config, SAMPLER,
-            seed=0, folder=folder, servers=servers, rollout=rollout,
+            seed=0, folder=folder, servers=servers, lag=lag,
         )  # fmt: skip
     made._micro_batches = of_one_length(made._micro_batches)
     return made
