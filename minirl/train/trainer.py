@@ -197,11 +197,10 @@ class Trainer:
             rows, numbers = self._token_rows(kept)
             rate = float(self._rate(version))
             for part in batching.split_evenly(rows, count=self._config.mini_batches):
-                # From the second update on there is no way back to the start of the step.
-                check = {} if updates else {"check": distributed.check}
                 reference, batches = self._reference_to_measure, self._micro_batches(part)
+                # From the second update on there is no way back to the start of the step.
                 self._state, stats, known = self._learner.update(
-                    self._state, batches, rate=rate, reference=reference, **check
+                    self._state, batches, rate=rate, reference=reference, can_stop=not updates
                 )
                 updates.append(self._update_metrics(stats) | {"padding": batches.padding})
                 if part[0][0].old_logprobs is None:  # the only update of the step
@@ -297,8 +296,7 @@ class Trainer:
         """Return the log-probability of each id under these weights, 0 on prompts."""
         assert params is not None
         batches = self._micro_batches(groups)
-        logprobs = self._learner.logprobs(params, batches, check=distributed.check)
-        return batches.read_back(logprobs)
+        return batches.read_back(self._learner.logprobs(params, batches))
 
     @property
     def _reference_to_measure(self) -> nnx.State | None:

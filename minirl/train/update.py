@@ -192,12 +192,12 @@ class Learner:
         *,
         rate: float,
         reference: nnx.State | None = None,
-        check: Callable[[], None] = lambda: None,
+        can_stop: bool = True,
     ) -> tuple[TrainState, dict[str, float], Iterator[np.ndarray]]:
         """Apply the gradient of a whole batch, given as micro-batches; the state is donated.
 
-        `rate` is the learning rate. `check` is called before each of them; what it raises ends the
-        update, and leaves no trace.
+        `rate` is the learning rate. With `can_stop` a signal ends the update before any of them,
+        and it leaves no trace.
 
         Returns:
             The new state; the batch's statistics: `loss`, `grad_norm`, `skipped` (0 or 1),
@@ -211,7 +211,8 @@ class Learner:
                 # Keep one micro-batch queued; otherwise all are dispatched and a signal waits for
                 # the whole update.
                 jax.block_until_ready([stats["loss"] for stats, _ in numbers[:-lanes][-1:]])
-                check()
+                if can_stop:
+                    distributed.check()
                 totals += [self._zeros(state.params) for _ in range(len(chunk) - len(totals))]
                 # Without a reference another array of its shape: one program serves both.
                 known = [batch.sampler_logp_BC for batch in chunk]
@@ -246,18 +247,12 @@ class Learner:
         size = sum(leaf.size for leaf in jax.tree.leaves((params, self._frozen)))
         return _CPU_MICRO_BATCHES if is_cpu and size < _SMALL_MODEL else 1
 
-    def logprobs(
-        self,
-        params: nnx.State,
-        batches: Iterable[Batch],
-        *,
-        check: Callable[[], None] = lambda: None,
-    ) -> Iterator[np.ndarray]:
-        """Yield the log-probabilities of the targets, BC, of each micro-batch; `check` is called
+    def logprobs(self, params: nnx.State, batches: Iterable[Batch]) -> Iterator[np.ndarray]:
+        """Yield the log-probabilities of the targets, BC, of each micro-batch; a signal is noticed
         before each of them.
         """
         for batch in map(self._put, batches):
-            check()
+            distributed.check()
             yield distributed.whole(self._logp(batch)(params, self._frozen, batch))
 
     def lower(self, state: TrainState, shape: BatchShape) -> dict[str, Lowered]:
