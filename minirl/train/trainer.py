@@ -110,8 +110,6 @@ class Trainer:
         self._sampler = rollouts.make_sampler(
             model, slots, tokenizer, group_size=config.group_size, seed=seed, servers=servers
         )
-        # Every step pushes its own weights.
-        self._sampler.free_memory()
         self._rollouts = Rollouts(
             self._sampler, tokenizer, task, config, sampler, lag=lag, seed=seed
         )

@@ -94,9 +94,8 @@ class _ByShape:
             self._given_up += self._kept.pop(next(iter(self._kept)))._cache_size()
         return self._kept[shapes]
 
-    @property
-    def programs(self) -> int:
-        """Return the number of programs compiled so far."""
+    def _cache_size(self) -> int:
+        # The programs compiled so far, as JAX's own functions tell theirs.
         return self._given_up + sum(kept._cache_size() for kept in self._kept.values())
 
 
@@ -160,14 +159,13 @@ class Learner:
         self._add = jax.jit(partial(jax.tree.map, jnp.add), donate_argnums=0)
         self._apply = jax.jit(apply, donate_argnums=(0, 1))
         self._follow = jax.jit(follow, donate_argnums=0)
-        self._by_shape = self._accumulate, self._logp
-        self._whole: list[Any] = [self._zeros, self._add, self._apply, self._follow]
+        by_shape = self._accumulate, self._logp
+        self._compiled: Any = (*by_shape, self._zeros, self._add, self._apply, self._follow)
 
     @property
     def programs(self) -> int:
         """Return the number of programs compiled so far."""
-        by_shape = sum(function.programs for function in self._by_shape)
-        return by_shape + sum(function._cache_size() for function in self._whole)
+        return sum(function._cache_size() for function in self._compiled)
 
     def init(self, params: nnx.State, *, has_average: bool = False) -> TrainState:
         """Start from weights with fresh optimizer state, which is split as the weights are; with
@@ -268,9 +266,7 @@ class Learner:
         }
 
     def _put(self, batch: Batch) -> Batch:
-        if self._mesh is None or len(batch.ids_XT) % row_parts(self._mesh):
-            return batch
-        return split_rows(batch, self._mesh)
+        return batch if self._mesh is None else split_rows(batch, self._mesh)
 
 
 def abstract_batch(shape: BatchShape, mesh: Mesh | None) -> Batch:
