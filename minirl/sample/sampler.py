@@ -215,8 +215,7 @@ class NativeSampler:
             stop_ids=self._ends_of_states,
         )
         self._cache = cache._replace(slots=slots)
-        by_slot = (np.asarray(array_WS)[:steps].swapaxes(0, 1) for array_WS in drawn)
-        ids_SW, logprobs_SW = by_slot
+        ids_SW, logprobs_SW = (np.asarray(array_WS)[:steps].T for array_WS in drawn)
         self.work["steps"] += steps
         self.work["decoded"] += steps * len(state.token_S)
         replies = []
