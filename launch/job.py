@@ -298,9 +298,7 @@ def train_second_stage(
     # Resumed, it is decided again, by the same accuracies.
     start = restart(trainer.curve, config, config.second_stage)
     _log.info("%s", start)
-    trainer.begin_stage(
-        start.optimizer, first=config.steps, steps=config.second_steps, start=start.step
-    )
+    trainer.begin_stage(start.optimizer, steps=config.second_steps, start=start.step)
     trainer.run(progress)
     return start
 

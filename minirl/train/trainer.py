@@ -164,15 +164,13 @@ class Trainer:
                     raise Preempted(stop.signal, saved) from None
                 raise LostError(f"{stop}; {saved}: run the same command again to resume") from None
 
-    def begin_stage(
-        self, optimizer: OptimizerConfig, *, first: int, steps: int, start: int
-    ) -> None:
-        """Go on for more steps after the `first` ones: from the weights of a checkpoint (`start`),
-        with a fresh optimizer state and a learning rate that counts its steps anew.
+    def begin_stage(self, optimizer: OptimizerConfig, *, steps: int, start: int) -> None:
+        """Go on for more steps: from the weights of a checkpoint (`start`), with a fresh optimizer
+        state and a learning rate that counts its steps anew.
 
         A stage that had begun is resumed.
         """
-        rate = learning_rate(optimizer, steps=steps)
+        rate, first = learning_rate(optimizer, steps=steps), self._config.steps
         self._rate, self._last = lambda step: rate(step - first), first + steps
         if self.steps_done == first:
             # Closed when the stage before had ended.

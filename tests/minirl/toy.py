@@ -423,8 +423,7 @@ def run_course(trainer, course, progress=ignore):
     """Run all stages of a trainer's course."""
     trainer.run(progress)
     if course == "all":
-        config = trainer._config
-        trainer.begin_stage(config.optimizer, first=config.steps, steps=2, start=2)
+        trainer.begin_stage(trainer._config.optimizer, steps=2, start=2)
         trainer.run(progress)
 
 
