@@ -107,7 +107,7 @@ def train(config: JobConfig, *, accelerator: str, only: str | None = None) -> No
         trainer = Trainer(
             model, tokenizer, sql.task(learned, tokenizer, validate=validate, log=log),
             config.train, config.sampler,
-            seed=config.seed, folder=folder, servers=servers, rollout=config.rollout,
+            seed=config.seed, folder=folder, servers=servers, lag=config.rollout.lag,
         )  # fmt: skip
         if trainer.steps_done < config.train.all_steps:
             # Answers of weights that the run has gone back from, as a checkpoint was damaged.
@@ -298,9 +298,7 @@ def train_second_stage(
     # Resumed, it is decided again, by the same accuracies.
     start = restart(trainer.curve, config, config.second_stage)
     _log.info("%s", start)
-    trainer.begin_stage(
-        start.optimizer, first=config.steps, steps=config.second_steps, start=start.step
-    )
+    trainer.begin_stage(start.optimizer, steps=config.second_steps, start=start.step)
     trainer.run(progress)
     return start
 

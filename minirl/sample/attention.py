@@ -290,17 +290,12 @@ def closed(
 
 def _opened(state: State, prompts: State | None, rows: CacheRows) -> State:
     # Rows of a prompt, and slots without one, begin with nothing.
-    start, is_new_B = jax.tree.map(jnp.zeros_like, state), (rows.count_B > 0) & (rows.start_B == 0)
-    own = _rows(state, rows.row_B)
-    if prompts is None:
-        start = _rows(start, rows.row_B)
-    else:
+    own, is_new_B = _rows(state, rows.row_B), (rows.count_B > 0) & (rows.start_B == 0)
+    start = jax.tree.map(jnp.zeros_like, own)
+    if prompts is not None:
         n_B = rows.member_B // rows.row_NG.shape[1]
-        start = _rows(prompts, n_B if rows.prompt_N is None else rows.prompt_N[n_B])
-        has_prompt_B = rows.prompt_tokens_N[n_B] > 0
-        start = jax.tree.map(
-            partial(_where, has_prompt_B), start, jax.tree.map(jnp.zeros_like, own)
-        )
+        of_prompt = _rows(prompts, n_B if rows.prompt_N is None else rows.prompt_N[n_B])
+        start = jax.tree.map(partial(_where, rows.prompt_tokens_N[n_B] > 0), of_prompt, start)
     return jax.tree.map(partial(_where, is_new_B), start, own)
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
-from itertools import compress
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -204,18 +203,19 @@ class Rollout:
 
     def _take_results(self) -> None:
         """Continue with what was returned; where the sampler is repeatable, wait for all of it."""
-        is_taken = [self.sampler.is_repeatable or call.future.done() for call in self._calls]
-        results = list(compress(self._calls, is_taken))
-        self._calls = [call for call, taken in zip(self._calls, is_taken, strict=True) if not taken]
-        for n, then, future, _ in results:
-            if n in self._groups and not self._groups[n]:  # dropped since
+        calls, self._calls = self._calls, []
+        for call in calls:
+            if not self.sampler.is_repeatable and not call.future.done():
+                self._calls.append(call)
                 continue
-            error = future.exception()
+            if call.n in self._groups and not self._groups[call.n]:  # dropped since
+                continue
+            error = call.future.exception()
             if self.failed is not None and isinstance(error, Exception):
-                self.failed(n, error)
-                self._drop(n)
+                self.failed(call.n, error)
+                self._drop(call.n)
             else:  # raises an error for which no group may be dropped
-                then(future.result())
+                call.then(call.future.result())
 
     def _drop(self, n: int) -> None:
         """Drop the group of an environment that has failed."""

@@ -215,30 +215,26 @@ class NativeSampler:
             stop_ids=self._ends_of_states,
         )
         self._cache = cache._replace(slots=slots)
-        by_slot = (np.asarray(array_WS)[:steps].swapaxes(0, 1) for array_WS in drawn)
-        ids_SW, logprobs_SW = by_slot
+        ids_SW, logprobs_SW = (np.asarray(array_WS)[:steps].T for array_WS in drawn)
         self.work["steps"] += steps
         self.work["decoded"] += steps * len(state.token_S)
         replies = []
         for s, episode in active:
-            ids = self._until_end(episode, ids_SW[s].tolist())
-            reply = self._extend(episode, ids, logprobs_SW[s, : len(ids)].tolist())
+            reply = self._extend(episode, ids_SW[s].tolist(), logprobs_SW[s].tolist())
             if reply is not None:
                 replies.append((episode.number, reply))
         return replies
 
-    def _until_end(self, episode: SlotEpisode, ids: list[int]) -> list[int]:
-        """Cut what was drawn after a stop token or the last token asked for."""
-        ids = ids[: episode.left]
-        end = next((at + 1 for at, i in enumerate(ids) if i in self._stop_ids), len(ids))
-        return ids[:end]
-
     def _extend(self, episode: SlotEpisode, ids: list[int], logprobs: list[float]) -> Reply | None:
-        """Append what an episode drew; return its reply if that is the end of it.
+        """Append what an episode drew, up to a stop token or the last token asked for; return its
+        reply if that is the end of it.
 
         Raises:
             UserError: The model gives no numbers, of which no token can be drawn.
         """
+        end = next((at + 1 for at, i in enumerate(ids) if i in self._stop_ids), len(ids))
+        end = min(end, episode.left)
+        ids, logprobs = ids[:end], logprobs[:end]
         if not np.isfinite(logprobs).all():
             raise UserError(
                 f"the model gives no numbers to draw from: its weights are NaN or infinite, or too "

@@ -58,24 +58,17 @@ class Batch(NamedTuple):
     old_logp_BC: Any = None
 
 
-def mini_batches(groups: Sequence[Item], *, count: int) -> list[Sequence[Item]]:
-    """Share groups out in order to `count` mini-batches of like size, none of them empty."""
-    count = min(count, len(groups))
-    bounds = [len(groups) * n // count for n in range(count + 1)] if count else []
-    return [groups[start:end] for start, end in pairwise(bounds)]
-
-
-def row_length(row: TokenRow, *, aggregation: Aggregation) -> int:
-    """Count a row's sampled tokens; for `response_mean` everything after the prompt."""
-    if aggregation == "response_mean":
-        return len(row.ids) - row.prompt_length
-    return int(row.is_action.sum())
+def split_evenly(items: Sequence[Item], *, count: int) -> list[Sequence[Item]]:
+    """Share items out in order to `count` parts of like size, none of them empty."""
+    count = min(count, len(items))
+    bounds = [len(items) * n // count for n in range(count + 1)] if count else []
+    return [items[start:end] for start, end in pairwise(bounds)]
 
 
 def token_weights(
-    lengths: Sequence[int], *, aggregation: Aggregation, divisor: int = 1
+    rows: Sequence[TokenRow], *, aggregation: Aggregation, divisor: int = 1
 ) -> list[float]:
-    """Return the weight of each sampled token of a row, from the rows' lengths (`row_length`).
+    """Return the weight of each sampled token of a row; y_i are the sampled tokens of row i.
 
     `sequence_mean` is GRPO's mean over rows of the mean over tokens, 1 / (B |y_i|), and so is
     `response_mean`, of which |y_i| counts observations too (SQL-ASTRA, arXiv:2603.16161, Eq. 7);
@@ -83,6 +76,9 @@ def token_weights(
     `constant` is 1 / (B divisor): the length that a row could have (Dr.GRPO, arXiv:2503.20783,
     section 3.2), or 1 for the sum over a row's tokens.
     """
+    lengths = [int(row.is_action.sum()) for row in rows]
+    if aggregation == "response_mean":
+        lengths = [len(row.ids) - row.prompt_length for row in rows]
     if aggregation == "token_mean":
         total = max(sum(lengths), 1)
         return [1.0 / total for _ in lengths]
@@ -128,8 +124,7 @@ class MicroBatches:
         parts: int = 1,
     ) -> None:
         rows = [row for group in groups for row in group]
-        lengths = [row_length(row, aggregation=aggregation) for row in rows]
-        weights = token_weights(lengths, aggregation=aggregation, divisor=divisor)
+        weights = token_weights(rows, aggregation=aggregation, divisor=divisor)
         # Rows are compared by identity: two may hold the same.
         self._weight_of = {id(row): weight for row, weight in zip(rows, weights, strict=True)}
         self._groups, self._pad_id = groups, pad_id
@@ -315,8 +310,7 @@ def _cut(group: Sequence[TokenRow], sizes: BatchingConfig) -> Sequence[Piece]:
     """Cut a group into the fewest pieces within the budget, answers of like length together."""
     order = sorted(group, key=lambda row: len(row.ids))
     for count in range(1, len(order) + 1):
-        bounds = [len(order) * n // count for n in range(count + 1)]
-        pieces = [_piece(order[start:end]) for start, end in pairwise(bounds)]
+        pieces = [_piece(part) for part in split_evenly(order, count=count)]
         if all(_cost([[piece]], sizes) <= sizes.budget for piece in pieces):
             break
     return pieces

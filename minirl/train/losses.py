@@ -19,12 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from minirl.config.algorithms import (
-    AlgorithmConfig,
-    Correction,
-    KlEstimator,
-    RatioLevel,
-)
+from minirl.config.algorithms import AlgorithmConfig, Correction, KlEstimator, RatioLevel
 from minirl.train.batching import Batch
 
 # Of log-ratios, either way, as in verl: beyond it a token has a finite value and no gradient, and

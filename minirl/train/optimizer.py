@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,9 +14,6 @@ from optax.contrib import MuonDimensionNumbers, muon
 from minirl.config import OptimizerConfig
 from minirl.exchange import UserError
 from minirl.model.sharding import MATRICES, param_path
-
-# Learning rate by steps done.
-Rate = Callable[[Any], Any]
 
 # A layer's matrices are [layer, out, in].
 _MATRIX = MuonDimensionNumbers(reduction_axis=-1, output_axis=-2)
@@ -45,23 +43,19 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
             mu_dtype=kept,
             adam_weight_decay=decay,
             adam_b2=config.beta2,
-            muon_weight_dimension_numbers=_matrices,
+            muon_weight_dimension_numbers=partial(jax.tree.map_with_path, _axes),
             consistent_rms=_MUON_RMS,
         )
     clipped = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), rule)
     return optax.apply_if_finite(clipped, MOST_SKIPPED)
 
 
-def _matrices(params: Any) -> Any:
-    # Which axes of each layer's matrices are its input and its output.
-
-    def axes(path: tuple[Any, ...], _leaf: Any) -> MuonDimensionNumbers | None:
-        return _MATRIX if param_path(path).rpartition(".")[2] in MATRICES else None
-
-    return jax.tree.map_with_path(axes, params)
+def _axes(path: tuple[Any, ...], _weight: Any) -> MuonDimensionNumbers | None:
+    # Which axes of a layer's matrix are its input and its output.
+    return _MATRIX if param_path(path).rpartition(".")[2] in MATRICES else None
 
 
-def learning_rate(config: OptimizerConfig, *, steps: int) -> Rate:
+def learning_rate(config: OptimizerConfig, *, steps: int) -> Callable[[Any], Any]:
     """Return the learning rate as a function of the steps done; a cosine ends at `steps`.
 
     `ramp_cosine` is PaVeRL-SQL's (section III-C): low for 3 % of the steps, at the maximum after

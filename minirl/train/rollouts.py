@@ -12,7 +12,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from random import Random
 from threading import Event
@@ -96,12 +96,8 @@ class Episodes:
     failed: int = 0
 
     def __add__(self, other: Episodes) -> Episodes:
-        names = (field.name for field in fields(self))
-        return Episodes(*(getattr(self, name) + getattr(other, name) for name in names))
-
-    def select(self, numbers: Iterable[int]) -> Episodes:
-        """Return some of the groups."""
-        return Episodes([self.groups[n] for n in numbers])
+        lost = self.too_long + other.too_long, self.failed + other.failed
+        return Episodes(self.groups + other.groups, *lost)
 
     @property
     def trajectories(self) -> list[Trajectory]:
@@ -248,24 +244,6 @@ class Rollouts:
         self._threads.shutdown()
         self._open()
 
-    def play(self, sampler: Sampler, number: int, **options: Any) -> list[list[Trajectory]]:
-        """Play a rollout with options of `Rollout`; its number decides all."""
-        train, examples = self._train, self._task.train
-        per_step, size = train.prompts_per_step, train.group_size
-        chosen = examples_of_step(self._strata, number, per_step=per_step, seed=self._seed)
-        return Rollout(
-            sampler,
-            self._tokenizer,
-            self._task.environment,
-            [examples[chosen[number]] for number in self.share],
-            config=self._limits,
-            group_size=size,
-            first_episode=(number * per_step + self.share.start) * size,
-            max_turns=self._task.max_turns,
-            env_workers=train.env_workers,
-            **options,
-        ).play()
-
     def _play_ahead(self, number: int) -> tuple[Episodes, float]:
         """Play and score while the learner does other things; return the seconds too."""
         sampler, watch = self._sampler.apart(), Stopwatch()
@@ -280,16 +258,32 @@ class Rollouts:
     def _round(
         self, sampler: Sampler, number: int, *, has_records: bool, watch: Stopwatch, **options: Any
     ) -> Episodes:
-        """Play a rollout, in which the `episode` of each trajectory is a `ScoredEpisode`."""
-        task, failed = self._task, set[int]()
+        """Play a rollout with options of `Rollout`; its number decides all. The `episode` of each
+        trajectory is a `ScoredEpisode`.
+        """
+        task, train, failed = self._task, self._train, set[int]()
+        per_step, size = train.prompts_per_step, train.group_size
+        chosen = examples_of_step(self._strata, number, per_step=per_step, seed=self._seed)
 
         def scored(episode: Any) -> ScoredEpisode:
             record = task.record(episode) if has_records else None
             return ScoredEpisode(task.score(episode), task.describe(episode), record)
 
         with watch.phase("rollout"):
-            fail = partial(self._fail, failed)
-            groups = self.play(sampler, number, failed=fail, finish=scored, **options)
+            groups = Rollout(
+                sampler,
+                self._tokenizer,
+                task.environment,
+                [task.train[chosen[number]] for number in self.share],
+                config=self._limits,
+                group_size=size,
+                first_episode=(number * per_step + self.share.start) * size,
+                max_turns=task.max_turns,
+                env_workers=train.env_workers,
+                failed=partial(self._fail, failed),
+                finish=scored,
+                **options,
+            ).play()
         whole = [group for n, group in enumerate(groups) if n not in failed]
         return Episodes([*filter(None, whole)], too_long=whole.count([]), failed=len(failed))
 

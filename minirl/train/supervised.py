@@ -18,7 +18,6 @@ from minirl.exchange import Message
 from minirl.model.decoder import Decoder
 from minirl.model.lora import trained
 from minirl.model.sharding import row_parts
-from minirl.run import distributed
 from minirl.run.checkpoint import Checkpoints, given_up
 from minirl.run.memory import peak_bytes
 from minirl.run.metrics import Metrics, Stopwatch
@@ -135,8 +134,8 @@ class Lessons:
         """Encode demonstrations."""
         as_row = partial(encode, tokenizer=tokenizer, learn_prompt=config.learn_prompt)
         rows = [as_row(demonstration) for demonstration in demonstrations]
-        keys = (demonstration.key for demonstration in demonstrations)
-        kinds = tuple((key, len(row.ids)) for key, row in zip(keys, rows, strict=True))
+        pairs = zip(demonstrations, rows, strict=True)
+        kinds = tuple((demonstration.key, len(row.ids)) for demonstration, row in pairs)
         return cls(rows, kinds, tokenizer.pad_id, seed)
 
     def steps(self, config: SftConfig) -> int:
@@ -170,7 +169,7 @@ def supervise(
     config: SftConfig,
     *,
     folder: Path,
-    progress: Progress | None = None,
+    progress: Progress = lambda *_: None,
 ) -> nnx.State:
     """Train on demonstrations, and return the weights that were trained; with adapters, they alone.
 
@@ -199,9 +198,7 @@ def supervise(
                 watch = Stopwatch()
                 groups = lessons.groups(done, config)
                 with watch.phase("update"):
-                    state, stats, _ = learner.update(
-                        state, cut(groups), rate=float(rate(done)), check=distributed.check
-                    )
+                    state, stats, _ = learner.update(state, cut(groups), rate=float(rate(done)))
                 done += 1
                 stop_after_skips(state.opt_state, step=done)
                 numbers = {f"sft/{name}": value for name, value in stats.items()}
@@ -209,8 +206,7 @@ def supervise(
                 metrics.write(done, numbers | watch.numbers())
                 if done % config.checkpoint_every == 0 or done == steps:
                     checkpoints.save(done, state, {})
-                if progress is not None:
-                    progress(done, steps, f"loss {numbers['sft/loss']:.3f}")
+                progress(done, steps, f"loss {numbers['sft/loss']:.3f}")
         except Preempted as stop:
             checkpoints.leave(done, state, {})
             saved = f"{done} steps of the warm start are saved"

@@ -20,7 +20,7 @@ import numpy as np
 from flax import nnx
 from pydantic import BaseModel, NonNegativeInt
 
-from minirl.config import OptimizerConfig, RolloutConfig, SamplerConfig, TrainConfig
+from minirl.config import OptimizerConfig, SamplerConfig, TrainConfig
 from minirl.exchange import LostError, UserError
 from minirl.model.decoder import Decoder
 from minirl.model.lora import trained
@@ -71,7 +71,7 @@ class Trainer:
     Args:
         model: Structure and start weights, which are given up; of adapters they alone are trained.
         servers: Those that sample in place of the native sampler.
-        rollout: How far ahead of the learner they do; None for never.
+        lag: How many rollouts ahead of the learner they do.
     """
 
     def __init__(
@@ -85,10 +85,10 @@ class Trainer:
         seed: int,
         folder: Path,
         servers: Servers | None = None,
-        rollout: RolloutConfig | None = None,
+        lag: int = 0,
     ) -> None:
         self._task, self._config, self._folder = task, config, folder
-        self._tokenizer, self._lag = tokenizer, rollout.lag if rollout else 0
+        self._tokenizer, self._lag = tokenizer, lag
         algorithm, params = config.algorithm, trained(model)
         self._reference = in_compute_type(params, model.dtype) if config.has_reference else None
         self._micro_batches = partial(
@@ -110,10 +110,8 @@ class Trainer:
         self._sampler = rollouts.make_sampler(
             model, slots, tokenizer, group_size=config.group_size, seed=seed, servers=servers
         )
-        # Every step pushes its own weights.
-        self._sampler.free_memory()
         self._rollouts = Rollouts(
-            self._sampler, tokenizer, task, config, sampler, lag=self._lag, seed=seed
+            self._sampler, tokenizer, task, config, sampler, lag=lag, seed=seed
         )
         self._checkpoints = Checkpoints(folder / "checkpoints")
         self.steps_done = self._checkpoints.newest_step()
@@ -166,15 +164,13 @@ class Trainer:
                     raise Preempted(stop.signal, saved) from None
                 raise LostError(f"{stop}; {saved}: run the same command again to resume") from None
 
-    def begin_stage(
-        self, optimizer: OptimizerConfig, *, first: int, steps: int, start: int
-    ) -> None:
-        """Go on for more steps after the `first` ones: from the weights of a checkpoint (`start`),
-        with a fresh optimizer state and a learning rate that counts its steps anew.
+    def begin_stage(self, optimizer: OptimizerConfig, *, steps: int, start: int) -> None:
+        """Go on for more steps: from the weights of a checkpoint (`start`), with a fresh optimizer
+        state and a learning rate that counts its steps anew.
 
         A stage that had begun is resumed.
         """
-        rate = learning_rate(optimizer, steps=steps)
+        rate, first = learning_rate(optimizer, steps=steps), self._config.steps
         self._rate, self._last = lambda step: rate(step - first), first + steps
         if self.steps_done == first:
             # Closed when the stage before had ended.
@@ -196,12 +192,11 @@ class Trainer:
             # Rewards and spans become an advantage for each token.
             rows, numbers = self._token_rows(kept)
             rate = float(self._rate(version))
-            for part in batching.mini_batches(rows, count=self._config.mini_batches):
-                # From the second update on there is no way back to the start of the step.
-                check = {} if updates else {"check": distributed.check}
+            for part in batching.split_evenly(rows, count=self._config.mini_batches):
                 reference, batches = self._reference_to_measure, self._micro_batches(part)
+                # From the second update on there is no way back to the start of the step.
                 self._state, stats, known = self._learner.update(
-                    self._state, batches, rate=rate, reference=reference, **check
+                    self._state, batches, rate=rate, reference=reference, can_stop=not updates
                 )
                 updates.append(self._update_metrics(stats) | {"padding": batches.padding})
                 if part[0][0].old_logprobs is None:  # the only update of the step
@@ -256,7 +251,8 @@ class Trainer:
             sampled, rounds = sum(parts, sampled), rounds + 1
             rewards_NG, correct_NG = sampled.rewards_NG, sampled.correct_NG
             kept = self._kept(rewards_NG, correct_NG, equal_groups=algorithm.equal_groups)
-        return sampled, sampled.select(kept[: config.prompts_per_step]), rounds
+        trained_on = [sampled.groups[n] for n in kept[: config.prompts_per_step]]
+        return sampled, Episodes(trained_on), rounds
 
     def _token_rows(self, episodes: Episodes) -> tuple[batching.Groups, dict[str, float]]:
         """Return the rows of the groups, with the advantage of each token, and metrics."""
@@ -296,8 +292,7 @@ class Trainer:
         """Return the log-probability of each id under these weights, 0 on prompts."""
         assert params is not None
         batches = self._micro_batches(groups)
-        logprobs = self._learner.logprobs(params, batches, check=distributed.check)
-        return batches.read_back(logprobs)
+        return batches.read_back(self._learner.logprobs(params, batches))
 
     @property
     def _reference_to_measure(self) -> nnx.State | None:

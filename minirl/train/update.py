@@ -94,9 +94,8 @@ class _ByShape:
             self._given_up += self._kept.pop(next(iter(self._kept)))._cache_size()
         return self._kept[shapes]
 
-    @property
-    def programs(self) -> int:
-        """Return the number of programs compiled so far."""
+    def _cache_size(self) -> int:
+        # The programs compiled so far, as JAX's own functions tell theirs.
         return self._given_up + sum(kept._cache_size() for kept in self._kept.values())
 
 
@@ -160,14 +159,13 @@ class Learner:
         self._add = jax.jit(partial(jax.tree.map, jnp.add), donate_argnums=0)
         self._apply = jax.jit(apply, donate_argnums=(0, 1))
         self._follow = jax.jit(follow, donate_argnums=0)
-        self._by_shape = self._accumulate, self._logp
-        self._whole: list[Any] = [self._zeros, self._add, self._apply, self._follow]
+        by_shape = self._accumulate, self._logp
+        self._compiled: Any = (*by_shape, self._zeros, self._add, self._apply, self._follow)
 
     @property
     def programs(self) -> int:
         """Return the number of programs compiled so far."""
-        by_shape = sum(function.programs for function in self._by_shape)
-        return by_shape + sum(function._cache_size() for function in self._whole)
+        return sum(function._cache_size() for function in self._compiled)
 
     def init(self, params: nnx.State, *, has_average: bool = False) -> TrainState:
         """Start from weights with fresh optimizer state, which is split as the weights are; with
@@ -192,12 +190,12 @@ class Learner:
         *,
         rate: float,
         reference: nnx.State | None = None,
-        check: Callable[[], None] = lambda: None,
+        can_stop: bool = True,
     ) -> tuple[TrainState, dict[str, float], Iterator[np.ndarray]]:
         """Apply the gradient of a whole batch, given as micro-batches; the state is donated.
 
-        `rate` is the learning rate. `check` is called before each of them; what it raises ends the
-        update, and leaves no trace.
+        `rate` is the learning rate. With `can_stop` a signal ends the update before any of them,
+        and it leaves no trace.
 
         Returns:
             The new state; the batch's statistics: `loss`, `grad_norm`, `skipped` (0 or 1),
@@ -211,7 +209,8 @@ class Learner:
                 # Keep one micro-batch queued; otherwise all are dispatched and a signal waits for
                 # the whole update.
                 jax.block_until_ready([stats["loss"] for stats, _ in numbers[:-lanes][-1:]])
-                check()
+                if can_stop:
+                    distributed.check()
                 totals += [self._zeros(state.params) for _ in range(len(chunk) - len(totals))]
                 # Without a reference another array of its shape: one program serves both.
                 known = [batch.sampler_logp_BC for batch in chunk]
@@ -246,18 +245,12 @@ class Learner:
         size = sum(leaf.size for leaf in jax.tree.leaves((params, self._frozen)))
         return _CPU_MICRO_BATCHES if is_cpu and size < _SMALL_MODEL else 1
 
-    def logprobs(
-        self,
-        params: nnx.State,
-        batches: Iterable[Batch],
-        *,
-        check: Callable[[], None] = lambda: None,
-    ) -> Iterator[np.ndarray]:
-        """Yield the log-probabilities of the targets, BC, of each micro-batch; `check` is called
+    def logprobs(self, params: nnx.State, batches: Iterable[Batch]) -> Iterator[np.ndarray]:
+        """Yield the log-probabilities of the targets, BC, of each micro-batch; a signal is noticed
         before each of them.
         """
         for batch in map(self._put, batches):
-            check()
+            distributed.check()
             yield distributed.whole(self._logp(batch)(params, self._frozen, batch))
 
     def lower(self, state: TrainState, shape: BatchShape) -> dict[str, Lowered]:
@@ -273,9 +266,7 @@ class Learner:
         }
 
     def _put(self, batch: Batch) -> Batch:
-        if self._mesh is None or len(batch.ids_XT) % row_parts(self._mesh):
-            return batch
-        return split_rows(batch, self._mesh)
+        return batch if self._mesh is None else split_rows(batch, self._mesh)
 
 
 def abstract_batch(shape: BatchShape, mesh: Mesh | None) -> Batch:

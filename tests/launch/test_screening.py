@@ -18,7 +18,7 @@ from launch.warm_start import choose_answers
 from minirl.exchange import UserError
 from sqlenv.cache import DiskCache
 from sqlenv.types import Example
-from tests.minirl.toy import without_times
+from tests.minirl.toy import metrics_of
 
 from .conftest import json_lines
 from .test_train import STOPPED
@@ -193,7 +193,7 @@ def test_a_run_that_screens_resumes(command, place, tiny, tmp_path):
     assert (stopped / "between" / "verdicts.json").is_file()
     for name in ("screening.jsonl", "screening.json"):
         assert (whole / name).read_bytes() == (stopped / name).read_bytes()
-    assert without_times(whole / "warm") == without_times(stopped / "warm")
+    assert metrics_of(whole / "warm") == metrics_of(stopped / "warm")
     # By this name other runs find it.
     caches = [DiskCache(path) for path in (tmp_path / "cache").glob("*/minirl/sql")]
     keys = [key for one in caches for key in one._cache if key.startswith("screening ")]

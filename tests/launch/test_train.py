@@ -15,7 +15,7 @@ from launch import eval as evaluation
 from launch import train
 from launch.config import load_config
 from launch.policy import policy_in
-from tests.minirl.toy import without_times
+from tests.minirl.toy import metrics_of
 
 from .conftest import FINISHED, LEFT_OUT, json_lines, loaded, mistake, parsed, succeed, told_by
 from .report_cases import opened, write_page
@@ -178,7 +178,7 @@ def test_a_run_that_was_stopped_twice_equals_one_that_was_not(command, place, ti
     shutil.copytree(finished / "before", folder / "after")
     assert command("launch.train", *line, cwd=tmp_path).returncode == 0
     for place in ("", "warm"):
-        assert without_times(folder / place) == without_times(finished / place)
+        assert metrics_of(folder / place) == metrics_of(finished / place)
     for name in ("trajectories.jsonl", "before/predictions.jsonl", "after/trajectories.jsonl"):
         assert (folder / name).read_bytes() == (finished / name).read_bytes()
     ours, theirs = (json.loads((run / "result.json").read_text()) for run in (folder, finished))

@@ -70,7 +70,7 @@ def test_what_the_token_limit_cut_off_is_not_learned():
 @given(st.integers(0, 40), st.integers(1, 12))
 def test_mini_batches_are_all_groups_in_order_and_as_even_as_can_be(count, parts):
     groups = list(range(count))
-    found = batching.mini_batches(groups, count=parts)
+    found = batching.split_evenly(groups, count=parts)
     assert [group for part in found for group in part] == groups
     assert len(found) == min(parts, count)
     sizes = [len(part) for part in found]

@@ -107,18 +107,17 @@ from minirl.run import distributed
 model, coordinator, process = Path(sys.argv[1]), sys.argv[3], int(sys.argv[5])
 distributed.join(coordinator, 2, process)
 from tests.minirl import toy
-from minirl.config import RolloutConfig, SglangConfig
+from minirl.config import SglangConfig
 from minirl.sglang import sampler
 
 sampler.read_config = lambda _: SimpleNamespace(hybrid=None)
 config = SglangConfig(urls=sys.argv[2].split(","), timeout_s=60)
-rollout = RolloutConfig(sglang=config, lag=1)
 servers = sampler.Servers(
     config, model, toy.SAMPLER, dtype="float32", seed=0, folder=model.parent
 )
 with servers:
     toy.trainer(
-        model.parent / "run", servers=servers, rollout=rollout, steps=3, checkpoint_every=3
+        model.parent / "run", servers=servers, lag=1, steps=3, checkpoint_every=3
     ).run(lambda *_: None)
 """
 

@@ -7,7 +7,7 @@ from operator import itemgetter
 
 import pytest
 
-from minirl.config import RolloutConfig, SglangConfig
+from minirl.config import SglangConfig
 from minirl.config.algorithms import AlgorithmConfig
 from minirl.exchange import LostError
 from minirl.run import preemption
@@ -34,12 +34,11 @@ def begin(fake, served, tmp_path):
     config = SglangConfig(urls=(fake.url,), timeout_s=60)
     with Servers(config, served, toy.SAMPLER, dtype="float32", seed=0, folder=tmp_path) as servers:
 
-        def start(folder="run", lag=0, **changes):
-            settings = RolloutConfig(sglang=config, lag=lag)
+        def start(**changes):
             own = {"steps": STEPS, "eval_every": STEPS}
             return toy.trainer(
-                tmp_path / folder, servers=servers, rollout=settings,
-                prompts_per_step=PROMPTS, group_size=GROUP, checkpoint_every=1, **own | changes,
+                tmp_path / "run", servers=servers, prompts_per_step=PROMPTS, group_size=GROUP,
+                checkpoint_every=1, **own | changes,
             )  # fmt: skip
 
         yield start
@@ -71,7 +70,7 @@ def test_rounds_are_played_so_many_steps_ahead_and_each_once(fake, begin, tmp_pa
 
 def test_replies_go_on_with_new_weights_and_tokens_know_it(fake, begin, tmp_path, monkeypatch):
     """The second round is asked for after the first, and its replies wait for new weights."""
-    own, own_pause, begun = Rollouts.play, fake.on_pause_generation, []
+    own, own_pause, begun = Rollouts._round, fake.on_pause_generation, []
 
     def play(rollouts, sampler, number, **options):
         wait_until(lambda: len(fake.bodies) >= number * PROMPTS * GROUP)
@@ -86,7 +85,7 @@ def test_replies_go_on_with_new_weights_and_tokens_know_it(fake, begin, tmp_path
         if len(begun) > PROMPTS * GROUP:
             wait_until(lambda: "-1-" in fake.weights)
 
-    monkeypatch.setattr(Rollouts, "play", play)
+    monkeypatch.setattr(Rollouts, "_round", play)
     fake.held, fake.on_pause_generation = hold, pause
     begin(lag=1, steps=2).run(ignore)
     one, two = metrics_of(tmp_path / "run")
@@ -98,7 +97,7 @@ def test_replies_go_on_with_new_weights_and_tokens_know_it(fake, begin, tmp_path
 
 def test_servers_measure_the_average_and_sample_with_the_weights(fake, begin, monkeypatch):
     """The round that is under way at the first validation ends before they get the average."""
-    go, measured, sampled, play = threading.Event(), [], [], Rollouts.play
+    go, measured, sampled, play = threading.Event(), [], [], Rollouts._round
 
     def late(rollouts, sampler, number, **options):
         if number == 1:
@@ -118,7 +117,7 @@ def test_servers_measure_the_average_and_sample_with_the_weights(fake, begin, mo
 
     trainer, under_way = begin(lag=1, average=0.5, eval_every=1, validate=validate), []
     own, trainer._rollouts.finish = trainer._rollouts.finish, finish
-    monkeypatch.setattr(Rollouts, "play", late)
+    monkeypatch.setattr(Rollouts, "_round", late)
     fake.held = lambda _: sampled.append(fake.weights)
     trainer.run(ignore)
     assert under_way[0] == 1

@@ -433,7 +433,7 @@ def test_a_run_of_everything_that_ends_six_times(tmp_path):
     """
     whole = toy.take_course(tmp_path / "whole", "all")
     toy.run_course(whole, "all")
-    lines = toy.metrics_of(tmp_path / "whole")
+    lines = metrics_of(tmp_path / "whole")
     assert {line["update/skipped"] for line in lines} > {0.0}
     # Dynamic sampling fills the batch or gives up.
     rounds = [line["groups/rounds"] for line in lines]
@@ -450,7 +450,7 @@ def test_a_run_of_everything_that_ends_six_times(tmp_path):
     trainer = toy.take_course(folder, "all")
     assert trainer.steps_done == whole.steps_done == 6
     toy.run_course(trainer, "all", lambda *_: pytest.fail("there is nothing left"))
-    assert toy.without_times(folder) == toy.without_times(tmp_path / "whole")
+    assert metrics_of(folder) == metrics_of(tmp_path / "whole")
     sampled = (folder / toy.SAMPLED).read_bytes()
     assert sampled == (tmp_path / "whole" / toy.SAMPLED).read_bytes()
     assert_same(trainer._state, whole._state)

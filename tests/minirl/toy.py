@@ -334,20 +334,13 @@ def seldom_mixed(episode):
     return scored(math.nan if letter == "b" else score(episode).total, is_right)
 
 
-class Writer:
-    """Writes what a sampled step hands on, a line a trajectory."""
-
-    def __init__(self, folder):
-        self.path, self.lines = folder / SAMPLED, None
-
-    def __call__(self, step, groups, rows):
-        if self.lines is None:
-            self.lines = JsonLines(self.path, resume_step=step - 1)
-        for group, known in zip(groups, rows, strict=True):
-            for trajectory, row in zip(group, known or [None] * len(group), strict=True):
-                advantage = None if row is None else np.round(row.advantage, 6).tolist()
-                line = {"record": trajectory.episode.record, "advantage": advantage}
-                self.lines.write(step, line)
+def write_sampled(folder, step, groups, rows):
+    """Write what a sampled step hands on, a line a trajectory."""
+    lines = JsonLines(folder / SAMPLED, resume_step=step - 1)
+    for group, known in zip(groups, rows, strict=True):
+        for trajectory, row in zip(group, known or [None] * len(group), strict=True):
+            advantage = None if row is None else np.round(row.advantage, 6).tolist()
+            lines.write(step, {"record": trajectory.episode.record, "advantage": advantage})
 
 
 # Learners by what their programs depend on: they hold no weights of a model without adapters, and
@@ -381,7 +374,7 @@ def ignore(*_):
 
 def trainer(
     folder, *, source=None, examples=EXAMPLES, validate=None, judge=score, servers=None,
-    rollout=None, write=None, log=ignore, **changes,
+    lag=0, write=None, log=ignore, **changes,
 ):  # fmt: skip
     """Make a trainer on a copy of a toy model: the update takes the arrays over.
 
@@ -396,7 +389,7 @@ def trainer(
             "example": {"id": episode.example},
             "turns": [{"said": reply} for reply in episode.replies],
         },
-        write=write or Writer(folder),
+        write=write or partial(write_sampled, folder),
         train=examples,
         validate=validate or (lambda params, version: ACCURACY.get(version, 0.0)),
         max_turns=2,
@@ -410,7 +403,7 @@ def trainer(
     with known, patch.dict(ROWS, cpu=()):
         made = Trainer(
             source, Tokenizer(), task, config, SAMPLER,
-            seed=0, folder=folder, servers=servers, rollout=rollout,
+            seed=0, folder=folder, servers=servers, lag=lag,
         )  # fmt: skip
     made._micro_batches = of_one_length(made._micro_batches)
     return made
@@ -430,8 +423,7 @@ def run_course(trainer, course, progress=ignore):
     """Run all stages of a trainer's course."""
     trainer.run(progress)
     if course == "all":
-        config = trainer._config
-        trainer.begin_stage(config.optimizer, first=config.steps, steps=2, start=2)
+        trainer.begin_stage(trainer._config.optimizer, steps=2, start=2)
         trainer.run(progress)
 
 
@@ -441,17 +433,13 @@ def copied(params):
     return jax.tree.map(jnp.copy, params)
 
 
-def without_times(folder):
-    """Return the lines of `metrics.jsonl`, written anew without what depends on the clock."""
+def metrics_of(folder):
+    """Return the lines of `metrics.jsonl` without what depends on the clock."""
     records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return [
-        json.dumps({key: value for key, value in record.items() if not key.startswith("time/")})
+        {key: value for key, value in record.items() if not key.startswith("time/")}
         for record in records
     ]
-
-
-def metrics_of(folder):
-    return [json.loads(line) for line in without_times(folder)]
 
 
 def die():
