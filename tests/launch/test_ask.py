@@ -38,11 +38,11 @@ class Scripted:
     limits: list = []  # noqa: RUF012 - what each was made with
     prompts: list = []  # noqa: RUF012 - and was asked
 
-    def __init__(self, model, tokenizer, environment, limits, decode, config):
+    def __init__(self, model, tokenizer, environment, limits, config):
         self.limits.append(limits)
         self._environment = environment
 
-    def sample(self, examples, *, first):
+    def sample(self, examples, decode, *, first):
         episode, observation = self._environment.reset(examples[0])
         self.prompts.append(observation[-1].content)
         assert "CREATE TABLE" in self.prompts[-1] or "emp(" in self.prompts[-1]
