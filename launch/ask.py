@@ -56,10 +56,10 @@ def main(
     with Executor(limits) as executor:
         with cli.console.status("reading the model"):
             model = load_model(config, policy.model, lora=policy.lora, checkpoint=policy.checkpoint)
-            asked = Evaluator(*model, env, sampler, GREEDY, config)
+            asked = Evaluator(*model, env, sampler, config)
         for text in cli.lines("question: ") if question is None else [question]:
             with cli.console.status("writing a query"):
-                (found,) = asked.sample([Example("", text, "", db, "")], first=0)
+                (found,) = asked.sample([Example("", text, "", db, "")], GREEDY, first=0)
             if found.outcomes.too_long:
                 raise UserError(f"--db {db}: has more tables than this prompt has room for")
             sql = found.queries[0].strip()

@@ -167,7 +167,7 @@ def _evaluator(
 ) -> Evaluator:
     """Make what answers the test and validation questions."""
     return Evaluator(
-        *model, sql.evaluation_environment(), config.evaluation_sampler, GREEDY, config,
+        *model, sql.evaluation_environment(), config.evaluation_sampler, config,
         max_turns=sql.evaluation_turns, servers=servers, record=sql.record_scored,
     )  # fmt: skip
 
@@ -209,7 +209,7 @@ def _measure(
     for place, (decode, first) in asked.items():
         with cli.progress_bar(f"accuracy {place.relative_to(config.folder)}") as progress:
             answers[place] = evaluator.answers(
-                test, AnswerFile(place), progress, stops=False, decode=decode, first=first
+                test, decode, AnswerFile(place), progress, stops=False, first=first
             )
     evaluator.free_memory()
     if not distributed.is_first():

@@ -158,10 +158,11 @@ def _sample(
         cli.progress_bar("screening") as progress,
     ):
         evaluator = Evaluator(
-            decoder, tokenizer, sql.environment(tokenizer), limits, decode, read,
-            max_turns=max_replies(config.env), servers=servers,
+            decoder, tokenizer, sql.environment(tokenizer), limits, read,
+            group_size=samples, max_turns=max_replies(config.env), servers=servers,
         )  # fmt: skip
-        found = evaluator.answers(asked, AnswerFile(folder / _ANSWERS), progress, stops=False)
+        file = AnswerFile(folder / _ANSWERS)
+        found = evaluator.answers(asked, decode, file, progress, stops=False)
         evaluator.free_memory()
         return found
 

@@ -14,7 +14,7 @@ from flax import nnx
 
 from launch import cli
 from launch.build import SqlSide
-from launch.config import JobConfig
+from launch.config import JobConfig, WarmStartConfig
 from launch.data.preflight import sample
 from launch.data.prompts import ReplyFormat, read_tokenizer
 from launch.files import WARM, WARM_MODEL
@@ -106,12 +106,11 @@ def make_lessons(
     """Make what the warm start learns of training questions, and of a policy's own answers."""
     config, warm = sql.config, sql.config.warm_start
     assert warm is not None
+    answers, environment = choose_answers(sql, train, own), sql.environment(tokenizer)
     with cli.progress_bar("demonstrations") as progress:
         taught = demonstrations(
-            choose_answers(sql, train, own), sql.environment(tokenizer),
-            mistake_share=warm.mistake_share, repair_share=warm.repair_share,
-            seed=config.seed, reply_format=ReplyFormat.of(config), progress=progress,
-        )  # fmt: skip
+            answers, environment, warm, ReplyFormat.of(config), seed=config.seed, progress=progress
+        )
     return Lessons.of(taught, tokenizer, warm, seed=config.seed)
 
 
@@ -175,12 +174,11 @@ def own_reply(answer: OwnAnswer, form: ReplyFormat) -> str:
 def demonstrations(
     answers: Sequence[TaughtAnswer],
     environment: BaseEnvironment,
-    *,
-    mistake_share: float,
-    repair_share: float,
-    seed: int,
+    warm: WarmStartConfig,
     reply_format: ReplyFormat,
-    progress: Progress | None = None,
+    *,
+    seed: int,
+    progress: Progress,
 ) -> list[Demonstration]:
     """Demonstrate every answer.
 
@@ -191,16 +189,16 @@ def demonstrations(
     feedback (the right answer alone where the corruption does not change the result), and
     `mistake_share` of the others answer with a corrupted query. The seed decides which ones.
     """
-    rng = Random(f"{seed} demonstrations")
+    rng, repairing = Random(f"{seed} demonstrations"), warm.repair_share
+    corrupted = repairing + (1 - repairing) * warm.mistake_share
     made = []
     for number, answer in enumerate(answers, start=1):
         draw, gold = rng.random(), answer.sql
-        repairs = draw < repair_share
-        has_mistake = repairs or draw < repair_share + (1 - repair_share) * mistake_share
-        wrong = corrupt(gold) if has_mistake else None
+        repairs = draw < repairing
+        wrong = corrupt(gold) if draw < corrupted else None
         queries = [wrong, gold] if repairs and wrong else [gold if repairs else wrong or gold]
         made.append(_demonstration(answer, environment, reply_format, queries))
-        if progress is not None and number % 100 == 0:
+        if number % 100 == 0:
             progress(number, len(answers), "")
     return made
 

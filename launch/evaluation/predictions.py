@@ -142,7 +142,7 @@ def _paired(path: Path, examples: Sequence[Example], asked: Sequence[Example]) -
     # Where no text is known, it is written otherwise, which says nothing.
     texts = {example.question for example, _ in pairs}
     has_texts = any(one.question in texts for _, one in pairs)
-    for name in _like_ids(predictions) if by == "order" else ():
+    for name in _like_ids(predictions):  # there are none where ids are known
         if name != "question" or not has_texts:
             _log.warning(
                 "%s: %s looks like an id, and is none that is known (%s): the order decides",

@@ -97,9 +97,8 @@ class Answered:
 class Evaluator:
     """Samples replies with one sampler, so that it compiles once.
 
-    Servers, if there are any, sample in place of the native sampler. `decode` is how questions are
-    answered, but for those of `accuracy`, for which the job's settings say that; `record` writes an
-    episode down.
+    Servers, if there are any, sample in place of the native sampler. `group_size` replies to a
+    question share one kept prompt, `record` writes an episode down.
     """
 
     def __init__(
@@ -108,18 +107,17 @@ class Evaluator:
         tokenizer: ChatTokenizer,
         environment: Environment,
         limits: SamplerConfig,
-        decode: Decode,
         config: JobConfig,
         *,
+        group_size: int = 1,
         max_turns: int = 1,
         servers: Servers | None = None,
         record: Recorder | None = None,
     ) -> None:
         self._tokenizer, self._environment, self._record = tokenizer, environment, record
-        self._limits, self._decode, self._config = limits, decode, config
-        self._max_turns = max_turns
+        self._limits, self._config, self._max_turns = limits, config, max_turns
         self._sampler = make_sampler(
-            model, limits, tokenizer, group_size=decode.samples, seed=config.seed, servers=servers
+            model, limits, tokenizer, group_size=group_size, seed=config.seed, servers=servers
         )
         # Pushed on first use, so that callers who set other weights never copy these.
         self._start: Any = trained(model)
@@ -143,18 +141,18 @@ class Evaluator:
         """Return the share of correct answers, sampled as validations are; 0 for no question."""
         own = self._config.evaluation
         validation = Decode(1, own.validation_temperature, top_p=own.top_p)
-        found = self.sample(examples, first=0, decode=validation, has_records=False)
+        found = self.sample(examples, validation, first=0, has_records=False)
         self.free_memory()
         return sum(one.right[0] for one in found) / max(len(found), 1)
 
     def answers(
         self,
         examples: Sequence[Example],
+        decode: Decode,
         file: AnswerFile,
         show: Progress,
         *,
         stops: bool,
-        decode: Decode | None = None,
         first: int = 0,
     ) -> list[Sampled]:
         """Answer questions, or what is left of them: each answer is in the file.
@@ -162,7 +160,6 @@ class Evaluator:
         What became of the first replies is told; with `stops` it is an error if none has a query.
         The number of the first question names random streams. Weights stay until `free_memory`.
         """
-        decode = decode or self._decode
         found = distributed.from_first(lambda: file.read(examples))
         replies = max(CHUNK, _ROUNDS * self._limits.slots) * distributed.count()
         while (done := len(found)) < len(examples):
@@ -170,7 +167,7 @@ class Evaluator:
             # Of the first questions so many that they have the first replies.
             size = -(-(replies if done else FIRST) // decode.samples)
             part = examples[done : done + size]
-            new = self.sample(part, first=first + done, decode=decode)
+            new = self.sample(part, decode, first=first + done)
             if done == 0:  # nothing is kept of what is asked in another way
                 counted = Outcomes.total(one.outcomes for one in new)
                 look(counted, unread_of(new), self._config.answer_wrapping, stops=stops)
@@ -180,19 +177,14 @@ class Evaluator:
         return found
 
     def sample(
-        self,
-        examples: Sequence[Example],
-        *,
-        first: int,
-        decode: Decode | None = None,
-        has_records: bool = True,
+        self, examples: Sequence[Example], decode: Decode, *, first: int, has_records: bool = True
     ) -> list[Sampled]:
         """Sample replies to questions, of which the first has this number; each process samples
         those of its share.
         """
         if self._start is not None:
             self.set_weights(self._start, version=0)
-        how, record = decode or self._decode, self._record if has_records else None
+        record = self._record if has_records else None
         share = distributed.process_share(len(examples))
 
         def groups() -> list[Sampled]:
@@ -202,15 +194,15 @@ class Evaluator:
                 self._environment,
                 [examples[place] for place in share],
                 config=self._limits.model_copy(
-                    update={"temperature": how.temperature, "top_p": how.top_p}
+                    update={"temperature": decode.temperature, "top_p": decode.top_p}
                 ),
-                group_size=how.samples,
-                first_episode=FIRST_EPISODE + (first + share.start) * how.samples,
+                group_size=decode.samples,
+                first_episode=FIRST_EPISODE + (first + share.start) * decode.samples,
                 max_turns=self._max_turns,
                 failed=_fail,
                 finish=partial(Answered.of, record=record),
             ).play()
-            return [self._read(group, how.samples) for group in found]
+            return [self._read(group, decode.samples) for group in found]
 
         return [one for part in distributed.gather(groups) for one in part]
 
@@ -327,9 +319,9 @@ class CheckpointSource(Source):
         with serving(config, where, sql.folder, limits, lora=lora) as servers:
             evaluator = Evaluator(
                 model, tokenizer, sql.evaluation_environment() if is_trained else taken,
-                limits, self.decode, config, max_turns=sql.evaluation_turns,
+                limits, config, group_size=self.decode.samples, max_turns=sql.evaluation_turns,
                 servers=servers, record=sql.record_scored if is_trained else None,
             )  # fmt: skip
-            samples = evaluator.answers(examples, file, show, stops=True)
+            samples = evaluator.answers(examples, self.decode, file, show, stops=True)
             evaluator.free_memory()
             return samples, evaluator.notes()

@@ -94,18 +94,18 @@ def script(tokenizer, monkeypatch):
     return sampler
 
 
-def evaluator(tokenizer: ChatTokenizer, env: Agentic, decode: Decode, *settings: str):
+def evaluator(tokenizer: ChatTokenizer, env: Agentic, *settings: str):
     model: Any = None
     job = load_config("plain.yaml", settings)
-    return sampling.Evaluator(model, tokenizer, env, LIMITS, decode, job, max_turns=3)
+    return sampling.Evaluator(model, tokenizer, env, LIMITS, job, max_turns=3)
 
 
 def test_an_evaluation_tells_the_turns_of_each_answer(tokenizer, example, env, script, tmp_path):
     """SQL-ASTRA, table 3 and figure 5: a turn is a call; an answer without any is one too."""
     asked = [replace(example, id=str(number)) for number in range(4)]
     cache = AnswerFile(tmp_path)
-    asks = evaluator(tokenizer, env, GREEDY)
-    found = asks.answers(asked, cache, lambda *_: None, stops=True)
+    asks = evaluator(tokenizer, env)
+    found = asks.answers(asked, GREEDY, cache, lambda *_: None, stops=True)
     assert [one.turns for one in found] == [(2,), (1,), (2,), (1,)]
     assert cache.read(asked) == found
     with pytest.raises(UserError, match=r"answers\.jsonl: has an answer to 1, and 2 is asked"):
@@ -114,9 +114,9 @@ def test_an_evaluation_tells_the_turns_of_each_answer(tokenizer, example, env, s
     file = tmp_path / "answers.jsonl"
     file.write_bytes(file.read_bytes()[:-9])
     script.requests.clear()
-    assert asks.answers(asked, cache, lambda *_: None, stops=True) == found
+    assert asks.answers(asked, GREEDY, cache, lambda *_: None, stops=True) == found
     assert len(script.drawn) == 1
-    (sampled,) = evaluator(tokenizer, env, Decode(2, 0.8, top_p=0.95)).sample([example], first=0)
+    (sampled,) = asks.sample([example], Decode(2, 0.8, top_p=0.95), first=0)
     assert sampled.turns == (2, 1)
     assert len(sampled.queries) == 2
 
@@ -134,28 +134,24 @@ def test_an_environment_that_fails_ends_a_validation_after_which_the_run_is_save
 
         monkeypatch.setattr(env, "step", step)
         with pytest.raises(LostError, match=words):
-            evaluator(tokenizer, env, GREEDY).accuracy([example])
+            evaluator(tokenizer, env).accuracy([example])
 
 
 def test_validations_are_sampled_as_the_settings_say(tokenizer, example, env, script):
-    """SQL-ASTRA, table 2: temperature 0.6, top-p 0.95. What is reported is greedy all the same."""
+    """SQL-ASTRA, table 2: temperature 0.6, top-p 0.95."""
     drawn = ("evaluation.validation_temperature=0.6", "evaluation.top_p=0.95")
-    asks = evaluator(tokenizer, env, GREEDY, *drawn)
+    asks = evaluator(tokenizer, env, *drawn)
     assert asks.accuracy([example]) == 1
     assert script.requests[0].episode == sampling.FIRST_EPISODE
     assert script.drawn == {(0.6, 0.95)}
-    script.requests.clear()
-    asks.sample([example], first=0)
-    assert script.requests[0].episode == sampling.FIRST_EPISODE
-    assert script.drawn == {(0.0, 1.0)}
 
 
-def test_a_run_reports_greedy_accuracy_and_validates_as_its_settings_say(tiny, monkeypatch):
+def test_a_run_validates_as_its_settings_say(tiny, monkeypatch):
     drawn = ["evaluation.validation_temperature=0.6", "evaluation.top_p=0.95"]
     config, anything = load_config(str(tiny), drawn), Mock()
-    monkeypatch.setattr(job, "Evaluator", lambda *given, **_: given[-2:])
+    monkeypatch.setattr(job, "Evaluator", lambda *given, **_: given[-1])
     made: Any = job._evaluator(config, anything, (anything, anything), None)
-    assert made == (GREEDY, config)
+    assert made == config
 
 
 # A whole run.

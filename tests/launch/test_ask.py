@@ -38,11 +38,11 @@ class Scripted:
     limits: list = []  # noqa: RUF012 - what each was made with
     prompts: list = []  # noqa: RUF012 - and was asked
 
-    def __init__(self, model, tokenizer, environment, limits, decode, config):
+    def __init__(self, model, tokenizer, environment, limits, config):
         self.limits.append(limits)
         self._environment = environment
 
-    def sample(self, examples, *, first):
+    def sample(self, examples, decode, *, first):
         episode, observation = self._environment.reset(examples[0])
         self.prompts.append(observation[-1].content)
         assert "CREATE TABLE" in self.prompts[-1] or "emp(" in self.prompts[-1]
@@ -92,13 +92,9 @@ def test_lines_of_standard_input_are_questions_and_one_that_runs_is_enough(asked
 
 
 def test_a_run_is_asked_with_its_own_limits_in_one_slot(asked):
-    asked("names")
+    assert "more tables than this prompt has room for" in mistake(asked, "too long")
     sampler = Scripted.limits[-1]
     assert (sampler.slots, sampler.max_reply_tokens, sampler.max_prompt_tokens) == (1, 16, 186)
-
-
-def test_a_schema_beyond_the_prompts_limit_is_a_mistake_of_a_line(asked):
-    assert "more tables than this prompt has room for" in mistake(asked, "too long")
 
 
 def test_a_model_folder_has_the_short_prompt_or_that_of_a_config(asked):

@@ -1,11 +1,11 @@
 """What the warm start is shown: right answers, mistakes, and mistakes that are mended."""
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from launch.config import load_config
+from launch.config import WarmStartConfig, load_config
 from launch.config_files import packaged
 from launch.data.prompts import Prompts, ReplyFormat
 from launch.screening import OwnAnswer
@@ -38,16 +38,15 @@ class Teacher:
         return episode, None if reply in self.right else (Message("user", "Wrong."),)
 
 
-def shown(*right: str, mistake_share: float = 0.0, repair_share: float = 0.0, seed: int = 0):
+def demonstrated(asked, environment: Any, form: ReplyFormat, *, seed=0, **shares: Any):
+    answers = [TaughtAnswer(example, RIGHT) for example in asked]
+    warm, nobody = WarmStartConfig(**shares), lambda *_: None
+    return demonstrations(answers, environment, warm, form, seed=seed, progress=nobody)
+
+
+def shown(*right: str, **more: Any):
     asked = [Example(str(n), "Who is old?", f"db{n // 8}", Path("db"), RIGHT) for n in range(400)]
-    return demonstrations(
-        [TaughtAnswer(example, RIGHT) for example in asked],
-        cast(Any, Teacher(ANSWER, *right)),
-        mistake_share=mistake_share,
-        repair_share=repair_share,
-        seed=seed,
-        reply_format=ReplyFormat(brief=True),
-    )
+    return demonstrated(asked, Teacher(ANSWER, *right), ReplyFormat(brief=True), **more)
 
 
 def test_shares_are_those_asked_for_and_every_repair_ends_right():
@@ -72,19 +71,13 @@ def test_a_mistake_that_the_environment_takes_for_right_is_not_mended():
 # Transcripts of tool-calling episodes (the cold start).
 
 
-def transcript(example, *, agent=AGENT, brief=False, mistake_share=0.0, repair_share=0.0):
+def transcript(example, *, agent=AGENT, brief=False, **shares: Any):
+    form = ReplyFormat("fence", agent, brief=brief)
     with Executor(ExecutorConfig()) as executor:
         environment = Agentic(
             agent, executor=executor, first_prompt=lambda e: (Message("user", e.question),)
         )
-        (found,) = demonstrations(
-            [TaughtAnswer(example, RIGHT)],
-            environment,
-            mistake_share=mistake_share,
-            repair_share=repair_share,
-            seed=0,
-            reply_format=ReplyFormat("fence", agent, brief=brief),
-        )
+        (found,) = demonstrated([example], environment, form, **shares)
     return found
 
 

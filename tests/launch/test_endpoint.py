@@ -116,10 +116,8 @@ def test_halves_of_characters_and_marks_of_turns_are_neither_sent_nor_kept():
     assert chat.bodies[0]["messages"][0]["content"] == f"Paris{marks} <sql> <a|b> [x]"
 
 
-def test_a_server_that_hangs_or_is_gone_is_told():
+def test_a_server_that_hangs_is_told():
     assert "timed out" in mistake(ask, Failure(delay_s=0.6), timeout_s=0.1)
-    _, chat = ask(FINE)
-    assert "Connection error" in mistake(ask_url, chat.url)  # its port is closed now
 
 
 # Servers of others: each answers, refuses a field and a prompt that is too long in its own way.

@@ -27,6 +27,7 @@ MIXED = [
     "SELECT name FROM item WHERE 1 = 0",
 ]
 COMPARATORS = ["spider_ex", "spider_ts", "bird_ex", "set", "ex_f", "csmr", "witness"]
+COMPARATORS += ["struct", "lex", "clause"]
 
 
 @pytest.fixture
@@ -64,6 +65,10 @@ def test_every_question_has_a_verdict_under_every_comparator(mixed):
     assert verdicts(sheet, "spider_ts") == [1, 0, 0, 0, 1]
     assert verdicts(sheet, "bird_ex") == verdicts(sheet, "set") == [1, 1, 1, 0, 1]
     assert verdicts(sheet, "ex_f")[3:] == [0, 1]
+    # Three of the seven pairs of tokens of the first answer are those of the gold query.
+    assert verdicts(sheet, "lex")[0] == 3 / 7
+    assert verdicts(sheet, "struct")[0] == pytest.approx(0.958)
+    assert verdicts(sheet, "clause") == [1.5, 1.5, 1.5, -1, 1.5]
     # Of one something costs 0, as in no file of the suite; in one the oldest is of another age.
     assert verdicts(sheet, "witness") == [1, 0, 0, 0, 0]
     assert [question["status"] for question in sheet["questions"]].count("error") == 1

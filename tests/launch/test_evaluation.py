@@ -107,6 +107,15 @@ def test_answers_that_are_there_are_judged_again_and_not_sampled(place, monkeypa
     assert measure() == 2
 
 
+def trained(place: Path, *settings: str) -> tuple[Path, Path]:
+    """Make a run of the job that has a checkpoint; return the folders of both."""
+    run = place / "run"
+    shutil.copytree(place / "model", run / "model")
+    (run / "checkpoints" / "1").mkdir(parents=True)
+    (run / "config.yaml").write_text(dump(load_config(str(place / "job.yaml"), settings)))
+    return run, run / "checkpoints" / "1"
+
+
 @pytest.mark.parametrize(
     ("setting", "of_the_run", "of_the_model"),
     [("null", "sql_tag", "any"), ("fence", "fence", "fence")],
@@ -114,38 +123,25 @@ def test_answers_that_are_there_are_judged_again_and_not_sampled(place, monkeypa
 def test_a_checkpoint_has_learned_where_its_query_is_and_a_model_has_not(
     place, setting, of_the_run, of_the_model
 ):
-    run = place / "run"
-    (run / "checkpoints" / "1").mkdir(parents=True)
-    shutil.copytree(place / "model", run / "model")
-    shutil.copy(place / "job.yaml", run / "config.yaml")
+    _, checkpoint = trained(place)
     config = load_config(str(place / "job.yaml"), (f"evaluation.wrapping={setting}",))
-    for folder, wrapping in (
-        (run / "checkpoints" / "1", of_the_run),
-        (place / "model", of_the_model),
-    ):
+    for folder, wrapping in ((checkpoint, of_the_run), (place / "model", of_the_model)):
         found = CheckpointSource.of(config, GREEDY, policy_in(folder), "cpu")
         assert found.config.answer_wrapping == wrapping
 
 
 def test_the_model_of_a_run_is_where_the_command_says_that_it_is_now(place):
-    run = place / "run"
-    (run / "checkpoints" / "1").mkdir(parents=True)
-    gone = ("model.tiny=null", f"model.path={place / 'gone'}")
-    (run / "config.yaml").write_text(dump(load_config(str(place / "job.yaml"), gone)))
+    _, checkpoint = trained(place, "model.tiny=null", f"model.path={place / 'gone'}")
     # Commands without settings are told where it is looked for.
-    told = mistake(policy_in, run / "checkpoints" / "1")
-    assert re.search(r"config\.yaml: model\.path: .*gone", told)
-    found = policy_in(run / "checkpoints" / "1", [f"model.path={place / 'model'}"])
+    assert re.search(r"config\.yaml: model\.path: .*gone", mistake(policy_in, checkpoint))
+    found = policy_in(checkpoint, [f"model.path={place / 'model'}"])
     assert found.model == place / "model"
 
 
 def test_adapters_belong_to_the_model_that_the_warm_start_made(place):
-    run = place / "run"
-    (run / "checkpoints" / "1").mkdir(parents=True)
     adapters = ("model.tiny=null", f"model.path={place / 'model'}", "train.lora.rank=2")
-    job = load_config(str(place / "job.yaml"), (*adapters, "warm_start.steps=1"))
-    (run / "config.yaml").write_text(dump(job))
-    told = mistake(policy_in, run / "checkpoints" / "1")
+    run, checkpoint = trained(place, *adapters, "warm_start.steps=1")
+    told = mistake(policy_in, checkpoint)
     assert told == f"{run}/warm/model: the adapters are of this model; bring it back"
     shutil.copytree(place / "model", run / "warm" / "model")
-    assert policy_in(run / "checkpoints" / "1").model == run / "warm" / "model"
+    assert policy_in(checkpoint).model == run / "warm" / "model"

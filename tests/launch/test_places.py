@@ -31,8 +31,8 @@ class Answers:
         self.right = 0
 
     def answers(
-        self, examples: Sequence[Example], cache: AnswerFile, show: Any, *, stops: bool,
-        decode: Decode, first: int,
+        self, examples: Sequence[Example], decode: Decode, cache: AnswerFile, show: Any, *,
+        stops: bool, first: int,
     ) -> list[Sampled]:  # fmt: skip
         self.asked.append((decode, first))
         show(len(examples), len(examples), "")

@@ -45,6 +45,14 @@ def judged(
     ]
 
 
+def scores(questions: QuestionSet, sql: str) -> list[dict[str, float]]:
+    """Judge one answer to all questions."""
+    answers = [Sampled((sql,))] * len(questions.examples)
+    with Executor(ExecutorConfig()) as executor:
+        found, _ = judge(questions, answers, GREEDY, executor)
+    return [dict(one.scores) for one in found]
+
+
 def test_thirty_questions(database):
     assert len(CASES) == 30
     samples = [[SQLS[letter] for letter in case] for case in CASES]
@@ -61,26 +69,18 @@ def test_a_job_s_questions_are_judged_on_as_many_witnesses_as_it_asks(tmp_path):
     gold = "SELECT count(*) FROM pet WHERE age > 3"
     plain = Example("spider/dev/0", "How many?", "pets", database, gold)
     examples = (plain, replace(plain, grading_method="set"))
-    found = {}
-    for count in (1, 4):
+    right, lucky = ({"witness": told, "set": 1.0} for told in (1.0, 0.0))
+    for count, found in ((1, [right, right]), (4, [lucky, right])):
         questions = own_set("test", examples, AnswerConfig(witnesses=count))
         assert questions.measures == ("witness", "set")
-        with Executor(ExecutorConfig()) as executor:
-            answers = [Sampled((gold.replace("3", "4"),))] * 2
-            verdicts, _ = judge(questions, answers, GREEDY, executor)
-        found[count] = [dict(one.scores) for one in verdicts]
-    right, lucky = ({"witness": told, "set": 1.0} for told in (1.0, 0.0))
-    assert found == {1: [right, right], 4: [lucky, right]}
+        assert scores(questions, gold.replace("3", "4")) == found
 
 
 def test_a_job_s_questions_are_judged_by_numbers_as_it_compares_them(database):
     examples = (Example("1", "?", "emp", database, "SELECT 100.0 * 1 / 3"),)
     for numbers, right in (("close", 1.0), ("exact", 0.0)):
         questions = own_set("test", examples, AnswerConfig(numbers=numbers))
-        with Executor(ExecutorConfig()) as executor:
-            answers = [Sampled(("SELECT 1 / 3.0 * 100",))]
-            [verdict], _ = judge(questions, answers, GREEDY, executor)
-        assert verdict.scores == {"set": right}
+        assert scores(questions, "SELECT 1 / 3.0 * 100") == [{"set": right}]
     official = own_set("test", examples, AnswerConfig(match="bird_ex"))
     assert (official.numbers, official.measures) == ("exact", ("bird_ex",))
 
