@@ -7,7 +7,6 @@ import os
 import re
 import resource
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -97,11 +96,6 @@ def ask(servers, episodes=(0,), request=REQUEST, **more):
     return [future.result(60) for future in futures]
 
 
-def numbers(servers):
-    found = servers.run(servers.pool.numbers())
-    return {key.removeprefix("sglang/"): value for key, value in found.items()}
-
-
 def answer(ids=(10, 11, STOP), **meta):
     """Return a right answer to `REQUEST`, or a wrong one."""
     right = {
@@ -179,9 +173,9 @@ SEEN: dict[str, float] = {}
 
 def numbers_are(servers, /, **wanted):
     """Add up what happened since the test began, and compare."""
-    for key, value in numbers(servers).items():
-        keeps = key == "servers"
-        SEEN[key] = value if keeps else SEEN.get(key, 0) + value
+    for name, value in servers.run(servers.pool.numbers()).items():
+        key = name.removeprefix("sglang/")
+        SEEN[key] = value if key == "servers" else SEEN.get(key, 0) + value
     return all(SEEN[key] == value for key, value in wanted.items())
 
 
@@ -220,7 +214,7 @@ def test_episodes_are_shared_out_and_stay_at_their_server_until_it_is_lost(fakes
 
     assert asked(range(6)) == [2, 2, 2]
     assert asked([0], [0], [0], [3], [3]) == [5, 0, 0]
-    assert numbers(servers)["cached_share"] == pytest.approx(1 / 3)  # as the fakes say
+    assert numbers_are(servers, cached_share=pytest.approx(1 / 3))  # as the fakes say
     third.down = True
     ask(servers, range(6))
     assert asked(range(12)) == [6, 6, 0]
@@ -418,7 +412,7 @@ def test_adapters_alone_are_pushed_and_a_reply_ends_with_those_that_it_began_wit
         assert fake.adapters == {name: str(folder_of(servers, name)) for name in "bc"}
         assert (fake.weights, fake.folder) == ("default", "")
         assert not {"/pause_generation", "/flush_cache"} & {*fake.order}
-    assert numbers(servers)["retries"] == 0
+    assert numbers_are(servers, retries=0)
 
 
 def test_a_server_that_lacks_the_adapters_or_has_others_below_is_left_out(fakes, serve):
@@ -545,9 +539,6 @@ def test_many_episodes_are_played_by_few_threads_and_connections(serve, fakes):
 # Servers that are children of a run.
 
 
-ROOT = Path(__file__).parents[2]
-
-
 # A server with a process of its own, which ends with it as SGLang's do; neither takes notice of a
 # polite end.
 SERVER = """
@@ -575,14 +566,13 @@ def said(log):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_children_end_with_a_run_that_is_killed(tmp_path):
+def test_children_end_with_a_run_that_is_killed(copies, tmp_path):
     log = tmp_path / "log"
-    line = [sys.executable, "-c", RUN, SERVER, log]
-    run = subprocess.Popen(line, env=os.environ | {"PYTHONPATH": str(ROOT), "WORD": "the run's"})
+    run = copies(SERVER, log, cwd=tmp_path, code=RUN, WORD="the run's")
     *pids, word = said(log)
     assert word == "x"  # its own
-    run.kill()
-    run.wait(30)
+    os.kill(run.pid, signal.SIGKILL)
+    run.end()
     wait_until(lambda: not any(map(is_alive, pids)))
 
 
