@@ -57,7 +57,7 @@ def main(
 
     kind = dtype or ("float32" if adapter else _own_dtype(policy))
     with cli.progress_bar("export") as progress:
-        shapes = huggingface.tensor_shapes(huggingface.shapes_of(policy.model))
+        shapes = huggingface.shapes_of(policy.model)
         tensors = huggingface.read_tensors(policy.model)
         if policy.checkpoint is not None:
             like = trained(described(read_config(policy.model), lora=policy.lora))

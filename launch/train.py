@@ -124,11 +124,11 @@ def describe_run(config: JobConfig, accelerator: str) -> dict[str, str]:
     """
     from launch.learner import plan_phase
     from launch.warm_start import plan_early
-    from minirl.model.huggingface import check_files
+    from minirl.model.huggingface import check_files, shapes_of
 
     tokenizer = None
     if config.model.path is not None:
-        check_files(config.model.path)
+        check_files(config.model.path, shapes_of(config.model.path))
         tokenizer = read_tokenizer(config, config.model.path)
     course, warm = config.train, config.warm_start
     with TemporaryDirectory() as scratch, SqlSide(config, Path(scratch)) as sql:

@@ -45,9 +45,12 @@ def arrays(tree: Any) -> dict[str, np.ndarray]:
 
 def assert_same(tree: Any, other: Any) -> None:
     """Check that two trees hold the same numbers in the same types."""
-    for leaf, twin in zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True):
-        assert leaf.dtype == twin.dtype
-        np.testing.assert_array_equal(leaf, twin)
+    for (path, leaf), twin in zip(
+        jax.tree.leaves_with_path(tree), jax.tree.leaves(other), strict=True
+    ):
+        name = jax.tree_util.keystr(path)
+        assert leaf.dtype == twin.dtype, name
+        np.testing.assert_array_equal(leaf, twin, err_msg=name)
 
 
 def assert_close(tree: Any, other: Any, *, rtol: float = 1e-5, atol: float = 1e-7) -> None:

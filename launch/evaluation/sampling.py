@@ -34,7 +34,7 @@ from minirl.model.lora import trained
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.run import distributed
 from minirl.sample.rollout import Rollout
-from minirl.sglang.metrics import EVENTS
+from minirl.sglang import EVENTS
 from minirl.train.rollouts import gather_metrics, make_sampler
 from minirl.types import Environment, Progress, Trajectory
 from sqlenv.envs.single_turn import FirstPrompt

@@ -115,6 +115,11 @@ def tensor_shapes(params: nnx.State) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def shapes_of(folder: Path) -> Shapes:
+    """Return the same of the model that the `config.json` of a folder describes."""
+    return tensor_shapes(nnx.state(described(read_config(folder))))
+
+
 def tensors(params: nnx.State) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the weights of a model, all addressable from this process, under their names in the
     files, one by one.
@@ -123,11 +128,6 @@ def tensors(params: nnx.State) -> Iterator[tuple[str, np.ndarray]]:
         # Not by iteration: JAX would copy a hundred layers at a time.
         for name, index in tensor_names(param_path(path), leaf.shape).items():
             yield name, np.asarray(leaf[(*index, ...)])
-
-
-def shapes_of(folder: Path) -> nnx.State:
-    """Return the shapes of the model in a Hugging Face folder, all in float32."""
-    return nnx.state(described(read_config(folder)))
 
 
 def init(
@@ -158,7 +158,7 @@ def load(
     config = read_config(folder)
     model = described(config, param_dtype=param_dtype, dtype=dtype, mesh=mesh)
     shapes = with_shardings(nnx.state(model), mesh)
-    files = _checked_files(folder, shapes)
+    files = check_files(folder, tensor_shapes(shapes))
 
     def read(path: Any, leaf: Any) -> jax.Array:
         name = param_path(path)
@@ -183,15 +183,6 @@ def load(
     return model
 
 
-def check_files(folder: Path) -> None:
-    """Check that a folder's files hold the model of its `config.json`; no tensor is read.
-
-    Raises:
-        UserError: As `load`.
-    """
-    _checked_files(folder, shapes_of(folder))
-
-
 def read_tensors(folder: Path) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the weights of a Hugging Face folder by name, one after the other, in float32.
 
@@ -199,8 +190,8 @@ def read_tensors(folder: Path) -> Iterator[tuple[str, np.ndarray]]:
         UserError: As `load`.
     """
     shapes = shapes_of(folder)
-    files = _checked_files(folder, shapes)
-    for name, shape in tensor_shapes(shapes).items():
+    files = check_files(folder, shapes)
+    for name, shape in shapes.items():
         yield name, _read_tensor(files, name, [slice(size) for size in shape]).astype(np.float32)
 
 
@@ -215,8 +206,8 @@ def _read_tensor(files: _Files, name: str, index: list[slice]) -> np.ndarray:
         return file.get_slice(own_name)[tuple(index)]
 
 
-def _checked_files(folder: Path, shapes: nnx.State) -> _Files:
-    """Return the file of every tensor.
+def check_files(folder: Path, shapes: Shapes) -> _Files:
+    """Return the file of every tensor, of which none is read.
 
     Raises:
         UserError: A file is not whole, or they do not hold the model of these shapes and no other.
@@ -241,11 +232,10 @@ def _checked_files(folder: Path, shapes: nnx.State) -> _Files:
             "%s: %d tensors of the vision tower and of the prediction of several tokens are left "
             "out, here and in exports", folder, beside,
         )  # fmt: skip
-    expected = tensor_shapes(shapes)
-    for name in {**expected, **headers}:
-        if name not in expected and _IGNORED.fullmatch(name):
+    for name in {**shapes, **headers}:
+        if name not in shapes and _IGNORED.fullmatch(name):
             continue
-        said, (shape, kind) = expected.get(name, "none"), headers.get(name, ((), ""))
+        said, (shape, kind) = shapes.get(name, "none"), headers.get(name, ((), ""))
         if shape != said or kind not in _KINDS:
             there = f"{kind} of shape {shape}" if kind else "missing"
             raise UserError(

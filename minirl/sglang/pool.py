@@ -18,7 +18,7 @@ from typing import Any
 
 from minirl.config import SglangConfig
 from minirl.exchange import LostError, UserError
-from minirl.sglang.metrics import EVENTS, IN_USE
+from minirl.sglang import EVENTS, IN_USE
 from minirl.sglang.server import Generated, PushedWeights, RejectedError, Server, ServerError
 from minirl.types import Request
 

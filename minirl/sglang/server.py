@@ -31,7 +31,7 @@ from pydantic_core import to_json
 
 from minirl.config import SglangConfig
 from minirl.exchange import UserError
-from minirl.sglang.metrics import Failure
+from minirl.sglang import Failure
 from minirl.sglang.process import ChildServer
 from minirl.types import Request
 

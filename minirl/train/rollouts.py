@@ -28,7 +28,7 @@ from minirl.run import distributed, preemption
 from minirl.run.metrics import Stopwatch
 from minirl.sample.rollout import Rollout
 from minirl.sample.sampler import NativeSampler
-from minirl.sglang.metrics import EVENTS, IN_USE
+from minirl.sglang import EVENTS, IN_USE
 from minirl.types import Environment, Sampler, Tokenizer, TokenRow, Trajectory
 
 # A native run does without what talks to servers.

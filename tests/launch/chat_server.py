@@ -2,16 +2,16 @@
 
 import json
 import re
-import socket
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
+from tests.http_server import Answer, Server
 from tests.worlds import ASKED
 
 Body = Mapping[str, Any]
@@ -82,74 +82,33 @@ class Chat:
     def requests(self) -> int:
         return len(self.bodies)
 
-    def begin(self, body: Body, authorization: str) -> int:
-        """Count a request; return how often it came before."""
+    def reply(self, handler: BaseHTTPRequestHandler, body: Body) -> Answer | None:
+        """Answer a request."""
         with self.lock:
             earlier, count = self.bodies.count(body), len(self.bodies) + 1
             self.under_way += 1
             self.most_at_once = max(self.most_at_once, self.under_way)
-            self.keys.add(authorization)
+            self.keys.add(handler.headers.get("authorization", ""))
             self.bodies.append(body)
-        self.before(count)
-        return earlier
-
-    def pay(self, body: Body, **usage: int) -> None:
-        with self.lock:
-            self.paid[json.dumps(body, sort_keys=True)] += 1
-            self.tokens.update(usage)
+        try:
+            self.before(count)
+            is_known = handler.path == "/v1/chat/completions"
+            answer = self.answer(body, earlier) if is_known else Failure(404)
+            if isinstance(answer, str):
+                with self.lock:
+                    self.paid[json.dumps(body, sort_keys=True)] += 1
+                    self.tokens.update(prompt_tokens=7, completion_tokens=len(answer))
+                answer = completion(answer, usage=(7, len(answer)))
+            time.sleep(answer.delay_s)
+            return None if answer.hang_up else (answer.status, answer.headers, answer.text.encode())
+        finally:
+            with self.lock:
+                self.under_way -= 1
 
 
 @contextmanager
 def serve(chat: Chat) -> Generator[Chat]:
     """Serve until the block ends."""
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            earlier = chat.begin(body, self.headers.get("authorization", ""))
-            try:
-                is_known = self.path == "/v1/chat/completions"
-                answer = chat.answer(body, earlier) if is_known else Failure(404)
-                if isinstance(answer, Failure):
-                    self.send(answer)
-                else:
-                    self.send(completion(answer, usage=(7, len(answer))))
-                    chat.pay(body, prompt_tokens=7, completion_tokens=len(answer))
-            finally:
-                with chat.lock:
-                    chat.under_way -= 1
-
-        def send(self, answer: Failure) -> None:
-            time.sleep(answer.delay_s)
-            if answer.hang_up:
-                self.close_connection = True
-                self.connection.shutdown(socket.SHUT_RDWR)
-                return
-            data = answer.text.encode()
-            self.send_response(answer.status)
-            for name, value in {"content-type": "application/json", **answer.headers}.items():
-                self.send_header(name, value)
-            self.send_header("content-length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-
-        def handle_error(self, request: Any, client_address: Any) -> None:
-            pass  # a client that was killed
-
-    with Server(("127.0.0.1", 0), Handler) as server:
-        chat.url = f"http://127.0.0.1:{server.server_port}/v1"
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-        thread.start()
-        try:
-            yield chat
-        finally:
-            server.shutdown()
-            thread.join(10)
+    with closing(Server(chat.reply)) as server:
+        chat.url = f"{server.url}/v1"
+        yield chat

@@ -234,6 +234,7 @@ def test_a_tiny_qwen35_is_read_with_its_kinds_of_layers(tmp_path):
     assert [layer for layer in range(8) if shape.is_full(layer)] == [3, 7]
     known = arrays(nnx.state(huggingface.load(tmp_path / "model")))
     assert "layers.linear.in_qkv" in known
+    assert (known["layers.linear.a_log"] < np.log(16)).all()
     # Beside adapters a run in bfloat16 rounds all but what files have in float32.
     make_run(tmp_path / "run", tmp_path / "model", lora=LORA, dtype="bfloat16")
     out = write(tmp_path / "run", tmp_path / "out", "--dtype", "float32")

@@ -10,8 +10,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable, Generator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +41,7 @@ from minirl.sglang.sampler import Servers, SglangSampler
 from minirl.train.rollouts import make_sampler
 from minirl.train.supervised import Demonstration, Lessons, supervise
 from minirl.types import Reply, Request, Sampler
+from tests.forked import Copy
 from tests.minirl import toy
 from tests.waiting import wait_until
 from tests.worlds import make_demo
@@ -93,8 +93,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_real_server_writes_candidates_and_judges_them_by_text(sglang_python, place, tmp_path):
     out = tmp_path / "out"
     named = ["--cfg", str(place / "verbal.yaml"), "--model", "tiny", "--decode", "judge"]
-    with serve(sglang_python, place / "model", tmp_path / "sglang.log") as server:
-        evaluation.main([*named, "--out", str(out), "--endpoint", f"{server}/v1"])
+    with serve(sglang_python, place / "model", tmp_path) as (url,):
+        evaluation.main([*named, "--out", str(out), "--endpoint", f"{url}/v1"])
     result = loaded(out)["notes"]
     for cost in result["cost"].values():
         assert min(cost[name] for name in ("calls", "prompt_tokens", "completion_tokens")) > 0
@@ -137,7 +137,7 @@ def test_a_reply_of_two_weights_has_the_log_probabilities_of_both(sglang_python,
     asked = [Request(episode, (*prompt, episode + 1), LONGEST) for episode in range(EPISODES)]
     replies = {}
     limits = SamplerConfig(max_prompt_tokens=64, max_response_tokens=LONGEST)
-    with serve(sglang_python, folder, tmp_path / "server.log") as url:
+    with serve(sglang_python, folder, tmp_path) as (url,):
         config = SglangConfig(urls=(url,))
         with Servers(config, folder, limits, dtype="float32", seed=0, folder=tmp_path) as servers:
             sampler = SglangSampler(tokenizer, servers)
@@ -190,11 +190,9 @@ def model(kind, tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def urls(sglang_python, kind, model) -> Generator[tuple[str, ...]]:
-    with ExitStack() as stack, ThreadPoolExecutor(2) as pool:
-        logs = [model.with_name(f"{n}.log") for n in range(2)]
-        starts = [serve(sglang_python, model, log, flags=FLAGS[kind]) for log in logs]
-        yield tuple(pool.map(stack.enter_context, starts))
+def urls(sglang_python, kind, model, tmp_path) -> Generator[tuple[str, ...]]:
+    with serve(sglang_python, model, tmp_path, count=2, flags=FLAGS[kind]) as urls:
+        yield urls
 
 
 def with_tower(model, folder):
@@ -340,25 +338,14 @@ def long_run(python: str) -> list[str]:
     return as_words({**every, "rollout": {"backend": "sglang", "sglang": servers}})
 
 
-def start(tiny: Path, run: Path, *settings: str) -> subprocess.Popen[bytes]:
-    line = [sys.executable, "-m", "launch.train", "--cfg", str(tiny), f"run.dir={run}", *settings]
-    variables = {
-        "PYTHONPATH": str(ROOT),
-        "MINIRL_CACHE": str(run.parent / "cache"),
-        "XLA_FLAGS": "--xla_backend_optimization_level=0",
-    }
-    with (run.parent / "train.log").open("ab") as log:
-        return subprocess.Popen(line, env=os.environ | variables, stdout=log, stderr=log)
-
-
 def metrics(run: Path) -> list[dict[str, float]]:
     path = run / "metrics.jsonl"
     return json_lines(path) if path.exists() else []
 
 
-def wait_for(is_so: Callable[[], object], job: subprocess.Popen[bytes], *, limit_s: float) -> None:
-    wait_until(lambda: is_so() or job.poll() is not None, limit_s=limit_s)
-    assert is_so()
+def wait_for(is_so: Callable[[], object], job: Copy, *, limit_s: float) -> None:
+    wait_until(lambda: is_so() or not job.is_running(), limit_s=limit_s)
+    assert is_so(), job.said("err")
 
 
 def commands() -> dict[int, str]:
@@ -389,23 +376,26 @@ def left_out(run: Path) -> float:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.timeout(1800)
-def test_a_run_outlives_its_servers_and_they_do_not_outlive_it(sglang_python, tiny, tmp_path):
-    run, settings = tmp_path / "run", long_run(sglang_python)
-    job = start(tiny, run, *settings)
+def test_a_run_outlives_its_servers_and_they_do_not_outlive_it(
+    sglang_python, copies, tiny, tmp_path
+):
+    run = tmp_path / "run"
+    line = ["launch.train", "--cfg", tiny, f"run.dir={run}", *long_run(sglang_python)]
+    job = copies(*line, cwd=tmp_path)
     wait_for(lambda: len(metrics(run)) >= 2, job, limit_s=600)
     assert len(servers(run)) == 2
-    job.kill()
-    job.wait()
+    os.kill(job.pid, signal.SIGKILL)
+    job.end()
     wait_until(lambda: not servers(run), limit_s=20)
 
-    job = start(tiny, run, *settings)
+    job = copies(*line, cwd=tmp_path)
     before = len(metrics(run))
     wait_for(lambda: len(metrics(run)) > before, job, limit_s=600)
     stopped, killed = schedulers(run)
     os.kill(stopped, signal.SIGSTOP)
     wait_for(lambda: left_out(run) >= 1, job, limit_s=300)
     os.kill(killed, signal.SIGKILL)
-    assert job.wait(600) == 0
+    assert job.end(timeout_s=600).returncode == 0
     assert not servers(run)
     assert not list((run / "weights").iterdir())
 

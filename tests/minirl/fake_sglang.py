@@ -2,7 +2,8 @@
 
 import json
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from tests.http_server import Server
 
 STOP = 1
 
@@ -32,38 +33,12 @@ class Fake:
         self.adapters: dict[str, str] = {}
         self.order: list[str] = []
         self.starts = 0
-        fake = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def log_message(self, format, *args):
-                pass
-
-            def do_GET(self):
-                fake.answer(self, None)
-
-            def do_POST(self):
-                length = int(self.headers["content-length"])
-                fake.answer(self, json.loads(self.rfile.read(length)))
-
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
-            request_queue_size = 256
-
-            def handle_error(self, request, client_address):
-                """Clients go away, as they may."""
-
-        self._server = Server(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
-        self._thread.start()
+        self._server = Server(self.answer)
+        self.url = self._server.url
 
     def close(self):
         self.hung.set()
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._server.close()
 
     @property
     def is_running(self):
@@ -81,28 +56,16 @@ class Fake:
         faults = self.faults.get(path)
         fault = faults.pop(0) if faults else None
         if self.down or fault == "drop":
-            self.drop(handler)
-            return
+            return None
         if fault == "hang":
             self.hanging.append((body or {}).get("rid"))
             self.hung.wait(30)
-            handler.close_connection = True
-            return
+            return None
         status, right = (fault, {}) if isinstance(fault, int) else self.right(path, body)
         if self.down:  # since the request came
-            self.drop(handler)
-            return
+            return None
         right = fault(right) if callable(fault) else right
-        text = fault if isinstance(fault, bytes) else json.dumps(right).encode()
-        handler.send_response(status)
-        handler.send_header("content-type", "application/json")
-        handler.send_header("content-length", str(len(text)))
-        handler.end_headers()
-        handler.wfile.write(text)
-
-    def drop(self, handler):
-        handler.close_connection = True
-        handler.connection.close()
+        return status, {}, fault if isinstance(fault, bytes) else json.dumps(right).encode()
 
     def right(self, path, body):
         self.order.append(path)

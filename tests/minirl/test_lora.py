@@ -30,6 +30,7 @@ from tests import plain_model
 from tests.plain_model import arrays, assert_same
 
 from . import toy
+from .test_models import check_logits
 from .toy import adapted, batches, gradient_of
 
 REFERENCE = Path(__file__).parents[1] / "data" / "reference"
@@ -150,14 +151,10 @@ def peft_adapter():
 
 
 def test_logits_are_those_of_peft(tmp_path):
-    expected = np.load(PEFT / "reference.npz")
     model = peft_adapter()[2]
-    base = huggingface.load(REFERENCE / "qwen3")
     for one in (model, merged(model, tmp_path)):
-        found_BTV = np.asarray(plain_model.logits(one, expected["ids_BT"]))
-        for b, length in enumerate(expected["lengths_B"]):
-            wanted_TV = expected["logits_BTV"][b, :length]
-            assert np.abs(found_BTV[b, :length] - wanted_TV).max() < 1e-4
+        check_logits(one, PEFT)
+    expected, base = np.load(PEFT / "reference.npz"), huggingface.load(REFERENCE / "qwen3")
     difference = plain_model.logits(base, expected["ids_BT"]) - expected["logits_BTV"]
     assert np.abs(difference[2]).max() > 1
 
@@ -170,8 +167,7 @@ def test_an_adapter_is_written_as_peft_writes_it(tmp_path):
     written = load_file(tmp_path / "a" / "adapter_model.safetensors")
     original = load_file(PEFT / "adapter_model.safetensors")
     assert written.keys() == original.keys()
-    for name, array in original.items():
-        np.testing.assert_array_equal(written[name], array, err_msg=name)
+    assert_same(written, original)
     ours = json.loads((tmp_path / "a" / "adapter_config.json").read_text())
     assert ours | {"task_type": None} == {key: config[key] for key in ours}
     tensors = huggingface.tensors(params)
@@ -198,8 +194,7 @@ def test_a_run_learns_with_adapters_and_saves_them_alone(tmp_path):
     assert kl[-1] > 0.01
     assert max(record["mismatch/gap_max"] for record in records) < 1e-4
     assert all(array.any() for array in arrays(trainer.params).values())  # each B was 0
-    for name, array in arrays(trainer._learner._frozen).items():
-        np.testing.assert_array_equal(array, frozen[name])
+    assert_same(arrays(trainer._learner._frozen), frozen)
     # It goes on with what was saved.
     again = make()
     assert again.steps_done == 4

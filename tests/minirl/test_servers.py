@@ -7,7 +7,6 @@ import os
 import re
 import resource
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -22,7 +21,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from pydantic import ValidationError
 from safetensors.numpy import load_file
 
 from minirl.config import SGLANG_PYTHON, LoraConfig, SamplerConfig, SglangConfig
@@ -35,9 +33,10 @@ from minirl.run.preemption import Preempted
 from minirl.sample.rollout import Rollout
 from minirl.sglang import process, transfer
 from minirl.sglang.sampler import Servers
-from minirl.sglang.server import Generated, PushedWeights
+from minirl.sglang.server import PushedWeights
 from minirl.train.rollouts import gather_metrics, make_sampler
 from minirl.types import Request
+from tests.plain_model import assert_same
 from tests.waiting import is_alive, wait_until
 
 from . import toy
@@ -96,59 +95,38 @@ def ask(servers, episodes=(0,), request=REQUEST, **more):
     return [future.result(60) for future in futures]
 
 
-def numbers(servers):
-    found = servers.run(servers.pool.numbers())
-    return {key.removeprefix("sglang/"): value for key, value in found.items()}
+def edited(ids=(10, 11, STOP), **meta):
+    """Return what makes a right answer one of these ids, and changes what is said of them."""
+    return lambda right: {"output_ids": ids, "meta_info": right["meta_info"] | meta}
 
 
-def answer(ids=(10, 11, STOP), **meta):
-    """Return a right answer to `REQUEST`, or a wrong one."""
-    right = {
-        "id": "a", "prompt_tokens": 3, "weight_version": "a", "finish_reason": {"type": "stop"},
-        "output_token_logprobs": [[-1, i, None] for i in ids],
-    }  # fmt: skip
-    return {"output_ids": ids, "meta_info": right | meta}
+def scores(*ids, logprob=-1.0):
+    return {"output_token_logprobs": [[logprob, i, None] for i in ids], "weight_versions": []}
 
 
 def spans(*parts):
     """Return what a server says of the weights that sampled a reply: (name, start, end) of each."""
-    return [dict(zip(("version", "start", "end"), part, strict=True)) for part in parts]
+    said = [dict(zip(("version", "start", "end"), part, strict=True)) for part in parts]
+    return {"weight_versions": said}
 
 
-IMPOSSIBLE = {
-    "no reply": {},
-    "NaN": answer(output_token_logprobs=[[math.nan, 10, None]]),
-    "null": answer(output_token_logprobs=[[None, 10, None]]),
-    "other ids": answer(output_token_logprobs=[[-1, i, None] for i in (10, 12, STOP)]),
-    "too long": answer((10,) * 8 + (STOP,)),
-    "empty": answer(()),
-    "weights of no token": answer(weight_versions=spans(("a", 0, 2))),
-    "weights of a trillion": answer(weight_versions=spans(("a", 0, 10**12))),
-    "weights of a token twice": answer(weight_versions=spans(("a", 0, 2), ("b", 1, 2))),
-    "aborted": answer(finish_reason={"type": "abort"}),
-}
-
-
-@pytest.mark.parametrize("name", IMPOSSIBLE)
-def test_a_reply_that_cannot_be_true_is_refused(name):
-    right = answer(weight_versions=spans(("a", 0, 1), ("b", 1, 3)))
-    found = Generated.model_validate_json(json.dumps(right), context=REQUEST)
-    assert (found.ids, found.versions) == ((10, 11, STOP), ("a", "b", "b"))
-    with pytest.raises(ValidationError):
-        Generated.model_validate_json(json.dumps(IMPOSSIBLE[name]), context=REQUEST)
-
-
-def edited(**meta):
-    return lambda right: {**right, "meta_info": {**right["meta_info"], **meta}}
-
-
-# Which answers are garbage, the test above tells; other kinds come in the last test.
+LONG = (10,) * 8 + (STOP,)
 REPLY_FAULTS = {
     "hangs": ("hang", "deadline"),
     "503": (503, "status"),
     "cut short": (b'{"output_ids": [10, 1', "garbage"),
+    "no reply": (lambda _: {}, "garbage"),
+    "NaN": (edited(**scores(10, 11, STOP, logprob=math.nan)), "garbage"),
+    "null": (edited(**scores(10, 11, STOP, logprob=None)), "garbage"),
+    "other ids": (edited(**scores(10, 12, STOP)), "garbage"),
+    "too long": (edited(LONG, **scores(*LONG)), "garbage"),
+    "empty": (edited((), **scores()), "garbage"),
+    "weights of no token": (edited(**spans(("b", 0, 2))), "garbage"),
+    "weights of a trillion": (edited(**spans(("b", 0, 10**12))), "garbage"),
+    "weights of a token twice": (edited(**spans(("b", 0, 2), ("b", 1, 3))), "garbage"),
+    "aborted": (edited(finish_reason={"type": "abort"}), "garbage"),
     "older weights": (edited(weight_version="a", weight_versions=[]), "stale"),
-    "mixed weights": (edited(weight_versions=spans(("b", 0, 1), ("c", 1, 3))), "stale"),
+    "mixed weights": (edited(**spans(("b", 0, 1), ("c", 1, 3))), "stale"),
 }
 
 
@@ -178,9 +156,9 @@ SEEN: dict[str, float] = {}
 
 def numbers_are(servers, /, **wanted):
     """Add up what happened since the test began, and compare."""
-    for key, value in numbers(servers).items():
-        keeps = key == "servers"
-        SEEN[key] = value if keeps else SEEN.get(key, 0) + value
+    for name, value in servers.run(servers.pool.numbers()).items():
+        key = name.removeprefix("sglang/")
+        SEEN[key] = value if key == "servers" else SEEN.get(key, 0) + value
     return all(SEEN[key] == value for key, value in wanted.items())
 
 
@@ -219,7 +197,7 @@ def test_episodes_are_shared_out_and_stay_at_their_server_until_it_is_lost(fakes
 
     assert asked(range(6)) == [2, 2, 2]
     assert asked([0], [0], [0], [3], [3]) == [5, 0, 0]
-    assert numbers(servers)["cached_share"] == pytest.approx(1 / 3)  # as the fakes say
+    assert numbers_are(servers, cached_share=pytest.approx(1 / 3))  # as the fakes say
     third.down = True
     ask(servers, range(6))
     assert asked(range(12)) == [6, 6, 0]
@@ -243,14 +221,16 @@ def test_a_child_is_started_anew_if_it_has_ended(fakes, serve, lora, has_ended, 
 def test_a_reply_of_a_server_that_did_not_take_weights_is_refused(fakes, serve):
     """It may have a part of them, and call them as before."""
     servers, go = serve(fakes), threading.Event()
-    fakes[0].held = lambda _: go.wait(60)
-    under_way = start(servers, 0)
-    wait_until(lambda: len(fakes[0].bodies) == 1)
+    for fake in fakes:
+        fake.held = lambda _: go.wait(60)
+    under_way = [start(servers, episode) for episode in range(2)]
+    wait_until(lambda: [len(fake.bodies) for fake in fakes] == [1, 1])
     fakes[0].faults["/update_weights_from_disk"] = [500]
     send(servers, "b")
     assert fakes[0].weights == "a"
     go.set()
-    assert under_way.result(60).versions == ("b",) * 3
+    versions = [future.result(60).versions for future in under_way]
+    assert versions == [("b",) * 3, ("a", "b", "b")]  # of the other one the rest is new
     assert numbers_are(servers, failed_stale=1, failed_status=1)
 
 
@@ -317,12 +297,8 @@ def test_a_signal_in_the_middle_of_a_push_leaves_servers_at_work(fakes, serve, m
 
 def test_a_server_that_newer_weights_overtake_comes_back_with_these(fakes, serve):
     servers, go = serve(fakes), threading.Event()
-
-    def late(right):
-        go.wait(60)
-        return right
-
-    fakes[0].faults |= {"/generate": [500], "/update_weights_from_disk": [late]}
+    late = [lambda right: go.wait(60) and right]
+    fakes[0].faults |= {"/generate": [500], "/update_weights_from_disk": late}
     ask(servers)
     wait_until(lambda: not fakes[0].faults["/update_weights_from_disk"])
     send(servers, "b")
@@ -421,7 +397,7 @@ def test_adapters_alone_are_pushed_and_a_reply_ends_with_those_that_it_began_wit
         assert fake.adapters == {name: str(folder_of(servers, name)) for name in "bc"}
         assert (fake.weights, fake.folder) == ("default", "")
         assert not {"/pause_generation", "/flush_cache"} & {*fake.order}
-    assert numbers(servers)["retries"] == 0
+    assert numbers_are(servers, retries=0)
 
 
 def test_a_server_that_lacks_the_adapters_or_has_others_below_is_left_out(fakes, serve):
@@ -548,9 +524,6 @@ def test_many_episodes_are_played_by_few_threads_and_connections(serve, fakes):
 # Servers that are children of a run.
 
 
-ROOT = Path(__file__).parents[2]
-
-
 # A server with a process of its own, which ends with it as SGLang's do; neither takes notice of a
 # polite end.
 SERVER = """
@@ -578,14 +551,13 @@ def said(log):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_children_end_with_a_run_that_is_killed(tmp_path):
+def test_children_end_with_a_run_that_is_killed(copies, tmp_path):
     log = tmp_path / "log"
-    line = [sys.executable, "-c", RUN, SERVER, log]
-    run = subprocess.Popen(line, env=os.environ | {"PYTHONPATH": str(ROOT), "WORD": "the run's"})
+    run = copies(SERVER, log, cwd=tmp_path, code=RUN, WORD="the run's")
     *pids, word = said(log)
     assert word == "x"  # its own
-    run.kill()
-    run.wait(30)
+    os.kill(run.pid, signal.SIGKILL)
+    run.end()
     wait_until(lambda: not any(map(is_alive, pids)))
 
 
@@ -634,22 +606,16 @@ def test_no_connection_takes_a_port_before_its_server_listens():
 
 def test_a_version_is_the_model_wherever_it_lies_in_the_type_that_servers_compute_in(tmp_path):
     params = nnx.state(toy.spread(toy.model(), make_mesh({"fsdp": 4, "tensor": 2})), nnx.Param)
-    folder = transfer.write_version(tmp_path / "w", "x-3", params, dtype="float32")
+    folder = transfer.write_version(tmp_path / "w", "x-3", params, dtype="bfloat16")
     assert folder == tmp_path / "w" / "version-x-3"
     assert [path.name for path in folder.iterdir()] == ["model.safetensors"]
-    source = ROOT / "tests" / "data" / "reference" / "qwen2"
-    huggingface.save(toy.model(), tmp_path / "export", source=source)
-    written, expected = (
-        load_file(one / "model.safetensors") for one in (folder, tmp_path / "export")
-    )
+    written = load_file(folder / "model.safetensors")
+    own = huggingface.tensors(nnx.state(toy.model(), nnx.Param))
+    expected = {name: array.astype(jnp.bfloat16) for name, array in own}
     assert written.keys() == expected.keys()
-    for name in expected:
-        np.testing.assert_array_equal(written[name], expected[name], err_msg=name)
-    found = dict(transfer.whole_tensors(params, "bfloat16"))
-    kinds = {(array.dtype.name, len(array.sharding.device_set)) for array in found.values()}
-    assert kinds == {("bfloat16", 1)}
-    norm = toy.model().final_norm[...].astype(jnp.bfloat16)
-    np.testing.assert_array_equal(found["model.norm.weight"], norm)
+    assert_same(written, expected)
+    for _, array in transfer.whole_tensors(params, "bfloat16"):
+        assert len(array.sharding.device_set) == 1
 
 
 def test_a_disk_that_is_full_here_leaves_no_process_waiting_in_a_collective(tmp_path, monkeypatch):
