@@ -38,12 +38,10 @@ def score(
     """
     # Who imports the package for a module of it needs none of this.
     from rewards.adapters.scoring import example_of, plain, read_settings, scorer_of
-    from rewards.expo.reward import MATCH
     from sqlenv.sql.answers import reply_text
 
     family = {"kind": reward} if isinstance(reward, str) else reward
-    match = MATCH if family.get("kind") == "expo" else "set"
-    env = {"kind": "single_turn", "wrapping": "any", "match": match, **(env or {})}
+    env = {"kind": "single_turn", "wrapping": "any", **(env or {})}
     scorer = scorer_of(read_settings({"env": env, **settings, "reward": family}))
     example = example_of({"database": database, "gold_sql": gold})
     replies = reply if isinstance(reply, list | tuple) else [reply]

@@ -19,11 +19,11 @@ from minirl.exchange import CreditSpan, UserError
 from minirl.exchange.settings import Place
 from rewards.compose import build_reward
 from rewards.config import ProgressiveConfig, RewardConfig, clashes
-from rewards.execution import gold_result
+from rewards.expo.reward import MATCH
 from rewards.progress.diagnosis import feedback
 from sqlenv.config import DiagnosedConfig, EnvConfig, ExecutorConfig, Settings
 from sqlenv.data.records import Rule, check
-from sqlenv.dialects import dialect_of
+from sqlenv.dialects import dialect_of, run_in_dialect
 from sqlenv.envs.build import build_environment
 from sqlenv.envs.diagnosed import Feedback
 from sqlenv.envs.single_turn import BaseEnvironment
@@ -132,13 +132,14 @@ class Scorer:
         so are more calls than the settings allow.
         """
         question = (example.database, example.gold_sql)
-        if question not in self._told:  # else a gold that times out would run for every episode
-            gold = gold_result(self._executor, example)
-            if not isinstance(gold, Table):
+        if question not in self._told:  # one that times out would run once more an episode
+            queries = (example.gold_sql, *example.alternatives)
+            golds = [run_in_dialect(self._executor.gold, example, one) for one in queries]
+            if not any(isinstance(gold, Table) for gold in golds):
                 self._warn_once(
                     question,
                     f"the gold query {example.gold_sql!r} does not run on {example.database} "
-                    f"({describe_failure(gold)}): no reply is right; leave it out",
+                    f"({describe_failure(golds[0])}): no reply is right; leave it out",
                 )
         episode = Episode(example)
         for reply in replies:
@@ -174,7 +175,11 @@ _SETTINGS = '{"reward": {"kind": …, …}, "env": {"kind": …, …}, "executor
 
 
 def read_settings(settings: AdapterConfig | Mapping[str, Any] | None) -> AdapterConfig:
-    """Read an adapter's settings from a mapping, also one of OmegaConf's."""
+    """Read an adapter's settings from a mapping, also one of OmegaConf's.
+
+    EXPO-SQL compares as its paper does unless the settings name `env.match`: by sets of rows it
+    would pay a clause that orders wrongly, or repeats rows, in full.
+    """
     try:
         config = AdapterConfig.model_validate(plain(settings or {}))
     except ValidationError as error:
@@ -185,6 +190,9 @@ def read_settings(settings: AdapterConfig | Mapping[str, Any] | None) -> Adapter
     for clash in clashes(config.reward, config.env):
         if clash.is_there:
             raise UserError(f"settings of the SQL reward: {clash.told(config)}")
+    if config.reward.kind == "expo" and "match" not in config.env.model_fields_set:
+        env = config.env.model_copy(update={"match": MATCH})
+        return config.model_copy(update={"env": env})
     return config
 
 

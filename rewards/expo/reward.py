@@ -30,6 +30,7 @@ from rewards.expo.failures import trace_error
 from rewards.expo.steps import Steps
 from sqlenv.dialects import run_in_dialect
 from sqlenv.executor import Executor
+from sqlenv.executor.database import identify
 from sqlenv.types import Attempt, Episode, Example, MatchMode, Numbers, SqlError, Table
 
 VerdictCase = Literal["correct", "incorrect", "error", "format"]
@@ -94,7 +95,7 @@ class ExpoReward:
         example, attempt = on_witness(example, attempt)
         # The kind of result is in the key: a time-out may not happen again.
         result = type(attempt.result)
-        key = (example.database, example.gold_sql, attempt.sql, attempt.correct, result)
+        key = (identify(example.database), example.gold_sql, attempt.sql, attempt.correct, result)
         verdict = self._verdicts.get(key)
         if verdict is None:
             verdict = self._blame(example, attempt)

@@ -209,8 +209,11 @@ def test_a_gold_query_that_does_not_run_is_named_once(database, caplog, monkeypa
     asked = columns(database, 2, "SELECT nope")
     reward([GOOD, GOOD], **asked)
     # Whoever asks again waits again, where it runs into the limit of time.
-    monkeypatch.setattr("rewards.adapters.scoring.gold_result", None)
+    monkeypatch.setattr("rewards.adapters.scoring.run_in_dialect", None)
     reward([GOOD, GOOD], **asked)
+    monkeypatch.undo()
+    other = columns(database, 1, "SELECT no") | {"alternatives": [[GOLD]]}
+    assert reward([GOOD], **other) == [3.0]
     (record,) = caplog.records
     assert "'SELECT nope' does not run on" in record.message
     assert "no such column: nope" in record.message

@@ -20,7 +20,7 @@ from rewards.expo.attribution import find_blamed
 from rewards.expo.clauses import KINDS, WHOLE, clause_at, scan_clauses
 from rewards.expo.differences import CANDIDATES, differences
 from rewards.expo.failures import trace_error
-from rewards.expo.reward import MAX_STEPS, ExpoReward
+from rewards.expo.reward import MATCH, MAX_STEPS, ExpoReward
 from rewards.expo.steps import Steps, plan_steps
 from sqlenv.config import AnswerConfig
 from sqlenv.envs.single_turn import judge_reply
@@ -28,6 +28,7 @@ from sqlenv.evaluators.graded import is_graded_right
 from sqlenv.executor import Executor
 from sqlenv.types import Dialect, Episode, Example, Result, SqlError, Table
 from tests.vectors import read, table
+from tests.worlds import make_file
 
 from .conftest import labelled
 
@@ -35,6 +36,7 @@ DIFFERENCES, ERRORS = read("expo_differences"), read("expo_errors")
 INCORRECT, BLAME = read("expo_incorrect"), read("expo_blame")
 ATTRIBUTES = read("expo_attributes")
 KNOWN = KnownColumns({"t": frozenset("ya")})
+RULE = AnswerConfig(match=MATCH)
 WORDS = (
     "select from where join left natural group by having order limit offset with as union all "
     "except values window distinct is not recursive case end over a t x.y 'it''s' \"from\" `b [c] "
@@ -237,10 +239,7 @@ def play(make_database, executor) -> Callable[..., Episode]:
         *replies: str, gold: str = GOLD, dialect: Dialect = "sqlite", on: str = "expo_incorrect"
     ) -> Episode:
         example = Example("1", "?", "a", paths[on], gold, dialect=dialect)
-        attempts = (
-            judge_reply(example, reply, executor, AnswerConfig(match="bag_ordered"))
-            for reply in replies
-        )
+        attempts = (judge_reply(example, reply, executor, RULE) for reply in replies)
         return Episode(example, tuple(attempts))
 
     return answer
@@ -360,6 +359,21 @@ def test_asking_twice_runs_nothing_twice(play, executor, monkeypatch):
     monkeypatch.setattr(executor, "execute", None)
     assert reward(episode) == first
     assert reward.diagnostics(episode)["blamed/incorrect/WHERE"] == 1.0
+
+
+def test_clauses_are_blamed_on_the_database_as_it_is_now(executor, tmp_path):
+    """The second one has other rows under the same name."""
+    path, reward, blamed = tmp_path / "a.sqlite", reward_of(executor), []
+    gold = "SELECT a FROM t WHERE b > 1 ORDER BY c DESC LIMIT 1"
+    wrong = "SELECT a FROM t WHERE b > 0 ORDER BY c LIMIT 1"
+    for b in (1, 2):
+        path.unlink(missing_ok=True)
+        rows = f"(1, {b}, 1), (2, 2, 2), (3, 3, 3)"
+        make_file(path, f"CREATE TABLE t (a, b, c); INSERT INTO t VALUES {rows}")
+        example = Example("1", "?", "a", path, gold)
+        verdict = reward.blame(example, judge_reply(example, REPLY.format(wrong), executor, RULE))
+        blamed.append({verdict.clauses[number].kind for number in verdict.blamed})
+    assert blamed == [{"WHERE"}, {"ORDER BY"}]
 
 
 @pytest.mark.parametrize(
