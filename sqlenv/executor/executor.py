@@ -138,7 +138,8 @@ class Executor(AbstractContextManager["Executor"]):
     def gold(self, database: Path, sql: str) -> Result:
         """Give a gold query's result, computed once for this database, query and set of limits.
 
-        Results of the moment (wall time, memory, a clock that runs, chance) are not kept.
+        Results that depend on a clock that runs or on chance are not kept, and limits of wall time
+        and memory for five minutes.
         """
         return self._gold.get(self._check_use(database), sql, self.execute)
 

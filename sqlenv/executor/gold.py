@@ -24,6 +24,9 @@ VERSION = 1
 """Of how queries run, apart from settings and the names in `allowed`: raise it to run them anew."""
 TRANSIENT = (TimedOut("wall"), TooLarge("memory"))
 """Results that a machine with less to do might not give."""
+TRANSIENT_S = 300.0
+"""For how long they stand: else a query that takes too long would run for every reply, and twice or
+three times."""
 _MEMORY_BYTES = 128_000_000
 """Of the results that are held in memory: those of some 10,000 questions of Spider take 10 MB."""
 # What an entry takes beside its text and its rows.
@@ -44,11 +47,15 @@ class GoldCache:
         self._context = json.dumps([*program, zone, sorted(limits.items())])
         self._memory: dict[tuple[Identity, str], Result] = {}
         self._memory_bytes = 0
+        self._transient: dict[tuple[Identity, str], tuple[Result, float]] = {}  # and until when
 
     def get(self, database: Identity, sql: str, run: RunQuery) -> Result:
         """Look a result up in memory, then on disk; else run the query and keep what it gives."""
         if (found := self._memory.get((database, sql))) is not None:
             return found
+        transient, until_s = self._transient.get((database, sql), (None, 0.0))
+        if transient is not None and time.monotonic() < until_s:
+            return transient
         path, key = Path(database[0]), ""
         if self._disk:
             key = content_key("gold result", fingerprint(path), sql, self._context)
@@ -57,7 +64,10 @@ class GoldCache:
                 found = _read(self._disk.get(key))
         if found is None:
             found = run(path, sql)
-            if found in TRANSIENT or (isinstance(found, Table) and found.nondeterministic):
+            if found in TRANSIENT:
+                self._transient[database, sql] = found, time.monotonic() + TRANSIENT_S
+                return found
+            if isinstance(found, Table) and found.nondeterministic:
                 return found
             if self._disk:
                 self._disk[key] = _write(found)

@@ -1,5 +1,6 @@
 import errno
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -101,22 +102,28 @@ def test_a_release_that_allows_more_runs_what_the_one_before_refused(
 
 
 @pytest.mark.parametrize(
-    ("sql", "settings"),
+    ("sql", "settings", "runs"),
     [
-        (ENDLESS, {"timeout_s": 0.1, "max_steps": 2**31 - 1}),
-        (MEMORY_BOMB, {"heap_bytes": 8_000_000}),
-        ("SELECT date('now')", {"now": None}),
-        ("SELECT random()", {}),
+        (ENDLESS, {"timeout_s": 0.1, "max_steps": 2**31 - 1}, [1, 1, 2]),
+        (MEMORY_BOMB, {"heap_bytes": 8_000_000}, [1, 1, 2]),
+        ("SELECT date('now')", {"now": None}, [1, 2, 3]),
+        ("SELECT random()", {}, [1, 2, 3]),
     ],
 )
-def test_results_of_the_moment_are_not_kept(
-    database: Path, tmp_path: Path, sql: str, settings: Any
+def test_results_of_the_moment_are_not_kept_or_for_a_while(
+    database: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    sql: str,
+    settings: Any,
+    runs: list[int],
 ) -> None:
     with make_executor(tmp_path / "cache", **settings) as executor:
-        ran = count_runs(executor)
-        executor.gold(database, sql)
-        executor.gold(database, sql)
-        assert ran == [sql, sql]
+        ran, clock = count_runs(executor), time.monotonic
+        for later_s, count in zip((0, gold.TRANSIENT_S / 2, gold.TRANSIENT_S), runs, strict=True):
+            monkeypatch.setattr(gold.time, "monotonic", lambda later_s=later_s: clock() + later_s)
+            executor.gold(database, sql)
+            assert len(ran) == count
     assert not list(DiskCache(tmp_path / "cache")._cache)
 
 
