@@ -146,7 +146,9 @@ def locate(source: SourceConfig) -> Location:
                 try:
                     found[files] = _location(root, files, source.layout, others)
                 except UserError as error:
-                    problems.append(error)
+                    # Its frames would stay with it until the garbage is collected, and what these
+                    # hold: the questions' connection, of megabytes.
+                    problems.append(error.with_traceback(None))
         if len(found) > 1 and folders is inside:
             places = " and in ".join(str(one.root) for one in [*found.values()][:2])
             raise UserError(f"is in {places}; give the folder of one, or move the other away")

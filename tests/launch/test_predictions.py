@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import apsw
 import pytest
 
 from launch.evaluation.answers import GREEDY
@@ -135,7 +136,9 @@ def test_a_file_is_taken_by_name_or_path(root, tmp_path, monkeypatch, case):
     place = Path(case["place"]) if case["place"] else None
     found, file = folder_and_file(place, case["file"].replace("HERE", str(tmp_path)))
     assert found is not None
+    held = apsw.connections()
     examples = read_all(find("spider-dev", tmp_path / found, file))
+    assert not {*apsw.connections()} - {*held}  # none stays until the garbage is collected
     assert len(examples) == 5
     assert all(one.database.is_relative_to(root / "spider_data") for one in examples)
 
