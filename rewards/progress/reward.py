@@ -19,6 +19,7 @@ FORMAT, MATCH, EXECUTABLE = 0.5, 2.0, 0.5
 one-shot baseline, of a query that runs."""
 GAIN, STAGNATION = 1.0, -0.25
 """Factor on the rise of alignment from the first to the last query, and reward without a rise."""
+_ROUNDING = 1e-9  # alignments that differ by less are the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +102,8 @@ class ProgressiveReward:
             return 0.0
         if len(episode.attempts) > 1:
             first, last = self._ends(episode)
-            if last.value > first.value:
-                return GAIN * (last.value - first.value)
+            if (rise := last.value - first.value) > _ROUNDING:
+                return GAIN * rise
         return STAGNATION
 
 
