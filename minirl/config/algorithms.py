@@ -49,7 +49,7 @@ PRESETS: Mapping[Kind, tuple[str, Mapping[str, Any]]] = {
     ),
     # A_t = R - kl_coef * sum over i >= t of k1_i, then less the batch's mean and over its std.
     "reinforce_pp": (
-        "REINFORCE++ (arXiv:2501.03262).",
+        "REINFORCE++ (arXiv:2501.03262), without its KL unless kl_coef is set.",
         {
             "estimator": "direct",
             "token_credit": "return_to_go",
@@ -90,9 +90,9 @@ class AlgorithmConfig(Settings):
     """PPO's clipped objective, or CISPO's clipped weights (`cispo`)."""
     ratio_level: RatioLevel = "token"
     """Importance ratio of each token, or of the row (`sequence`)."""
-    clip_low: float = Field(default=0.2, ge=0)
+    clip_low: float = Field(default=0.2, gt=0)
     """Largest fall of the ratio below 1 that has a gradient."""
-    clip_high: float = Field(default=0.2, ge=0)
+    clip_high: float = Field(default=0.2, gt=0)
     """Largest rise of the ratio above 1 that has a gradient."""
     aggregation: Aggregation = "sequence_mean"
     """Mean over rows of token means, of means over whole responses (`response_mean`), over all
